@@ -1,0 +1,1 @@
+"""Real servers and scripted backends that the tests start. One part a file."""
