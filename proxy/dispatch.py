@@ -1,0 +1,206 @@
+"""A batch's way: join, send, split; and its members one by one where that did not work.
+
+What happens when, in this order
+    1. A part that is its whole call and rides alone travels as the caller's own bytes and fields, and
+       the backend's own answer goes back, whatever its status.
+    2. Several parts, or the missing items of a call, travel as one body that the codec joins. A 2xx
+       answer that splits gives each part its item results.
+    3. An answer that does not split: each member is sent singly with its own bytes. Three such answers
+       make the signature unjoinable for a minute.
+    4. A refusal that may be one member's fault (400, 413, 422, 500 and every other status but those
+       below): the members singly, each paid for from the retry budget; without budget 503 in the
+       protocol's shape, never the joint text, which may quote another caller.
+    5. 429, 502, 503, 504, and an exchange that failed: the same to every member, with no further try.
+       A joined request that timed out makes its signature unjoinable for a minute.
+The slot is given back as soon as the batch's own exchange has ended: replays would wait for it.
+
+Knows nothing of fingerprints, flights or clients' connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from proxy.batching.batcher import Batch, Slot
+from proxy.caching.fingerprint import IGNORED
+from proxy.http.headers import get
+from proxy.protocols.codec import Codec, Part
+from proxy.terms import Exchange, Failure, Headers, Reason
+from proxy.upstream.connections import Connections, UpstreamError
+from proxy.upstream.retry_budget import RetryBudget
+
+log = logging.getLogger("forebay.dispatch")
+
+FOR_EVERYBODY: Final = frozenset({429, 502, 503, 504})
+"""Statuses that speak of the backend, not of a request: replaying members would only add load."""
+
+STRIKES: Final = 3
+UNJOINABLE_FOR: Final = 60.0  # seconds
+_SIGNATURES: Final = 1024  # signatures with strikes that are remembered; the oldest is forgotten
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """The part of one call that goes to the backend, with everything that sending it takes.
+
+    own: the caller's end-to-end fields. joined: those of them that every member of a batch shares.
+    arrived: seconds on the monotonic clock at which the call's head was parsed.
+    """
+
+    codec: Codec
+    part: Part
+    model: str
+    route: str
+    target: str
+    own: Headers
+    signature: bytes
+    arrived: float
+
+    @property
+    def joined(self) -> Headers:
+        """Fields for a joined request: none that the key ignores (a trace, say), for those are one caller's."""
+        return tuple(h for h in self.own if h[0].lower() not in IGNORED or h[0].lower() in _REQUIRED)
+
+
+_REQUIRED: Final = frozenset({b"host", b"accept-encoding"})
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What became of a job.
+
+    results: one per index of its part; None where the answer cannot be shared between callers.
+    exchange: the backend's answer to the caller's own bytes; None where the part travelled joined.
+    status, headers: of the upstream answer. seconds: upstream time per item.
+    """
+
+    results: Sequence[bytes] | None
+    exchange: Exchange | None
+    status: int
+    headers: Headers
+    seconds: float
+
+
+class Refused(Exception):
+    """The same answer for everybody in a batch: `status` in the protocol's shape, no further try."""
+
+    def __init__(self, status: int, message: str, *, retry_after: bytes | None = None, reason: Reason | None = None):
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.retry_after = retry_after
+        self.reason = reason
+
+
+class Observer(Protocol):
+    """What a dispatcher tells of itself; `reason` is not_split, refused or timeout."""
+
+    def split(self, route: str, reason: str) -> None: ...
+
+
+class Dispatcher:
+    """Carries batches and single calls to the backend."""
+
+    def __init__(
+        self, connections: Connections, budget: RetryBudget, observe: Observer, now: Callable[[], float]
+    ) -> None:
+        self._connections = connections
+        self._budget = budget
+        self._observe = observe
+        self._now = now
+        self._numbers = itertools.count(1)
+        self._strikes: OrderedDict[bytes, tuple[int, float]] = OrderedDict()  # signature -> strikes, unjoinable until
+
+    def joinable(self, signature: bytes) -> bool:
+        """Whether calls of this signature may ride together now."""
+        strikes, until = self._strikes.get(signature, (0, 0.0))
+        if strikes >= STRIKES and self._now() >= until:
+            del self._strikes[signature]
+            return True
+        return strikes < STRIKES
+
+    async def send(self, batch: Batch[Job], slot: Slot) -> Sequence[Done | BaseException]:
+        """One outcome per part of the batch, in its order. Raises nothing but cancellation."""
+        jobs = batch.parts
+        if len(jobs) > 1 or not jobs[0].part.whole:
+            return await self._together(jobs, batch.items, slot)
+        try:
+            done = await self.alone(jobs[0])
+        except UpstreamError as error:
+            slot.release(ok=False)
+            return [error]
+        slot.release(ok=done.status < 300)
+        return [done]
+
+    async def alone(self, job: Job) -> Done:
+        """The whole call with the caller's own bytes. Raises UpstreamError."""
+        started = self._now()
+        call = job.part.call
+        exchange = await self._connections.exchange("POST", job.target, job.own, call.body, retriable=True)
+        seconds = (self._now() - started) / len(call.items)
+        results: Sequence[bytes] | None = None
+        if _splittable(exchange):
+            split = job.codec.split(exchange.body, [len(call.items)], None)
+            if split is not None:
+                results = [split[0][i] for i in job.part.indexes]
+        return Done(results, exchange, exchange.status, exchange.headers, seconds)
+
+    async def _together(self, jobs: Sequence[Job], items: int, slot: Slot) -> Sequence[Done | BaseException]:
+        first, started = jobs[0], self._now()
+        request_id = f"forebay-{next(self._numbers)}"
+        body = first.codec.join([job.part for job in jobs], request_id, [started - job.arrived for job in jobs])
+        try:
+            exchange = await self._connections.exchange("POST", first.target, first.joined, body, retriable=True)
+        except UpstreamError as error:
+            slot.release(ok=False)
+            if error.failure is Failure.TIMEOUT and len(jobs) > 1:
+                self._observe.split(first.route, "timeout")
+                self._part_ways(first.signature, STRIKES)
+            return [error] * len(jobs)
+        slot.release(ok=exchange.status < 300)
+        seconds = (self._now() - started) / items
+
+        if exchange.status in FOR_EVERYBODY:
+            retry_after = get(exchange.headers, b"retry-after")
+            message = f"the backend answered {exchange.status} to a joined request"
+            return [Refused(exchange.status, message, retry_after=retry_after)] * len(jobs)
+        if _splittable(exchange):
+            sizes = [len(job.part.indexes) for job in jobs]
+            if (split := first.codec.split(exchange.body, sizes, request_id)) is not None:
+                self._strikes.pop(first.signature, None)
+                return [Done(results, None, exchange.status, exchange.headers, seconds) for results in split]
+        if 200 <= exchange.status < 300:
+            self._observe.split(first.route, "not_split")
+            self._part_ways(first.signature, 1)
+        else:
+            self._observe.split(first.route, "refused")
+        return await asyncio.gather(*(self._replay(job) for job in jobs), return_exceptions=True)
+
+    async def _replay(self, job: Job) -> Done:
+        if not self._budget.spend(self._now()):
+            message = "a joined request failed and the retry budget is spent"
+            raise Refused(503, message, retry_after=b"1", reason=Reason.RETRY_BUDGET)
+        return await self.alone(job)
+
+    def _part_ways(self, signature: bytes, strikes: int) -> None:
+        """Count joined requests that went wrong by being joined; `STRIKES` of them end joining for a while."""
+        count = self._strikes.pop(signature, (0, 0.0))[0] + strikes
+        self._strikes[signature] = (count, self._now() + UNJOINABLE_FOR)
+        if count >= STRIKES:
+            log.warning("joined answers do not split: signature %s rides alone for a minute", signature.hex()[:12])
+        if len(self._strikes) > _SIGNATURES:
+            self._strikes.popitem(last=False)
+
+    def __repr__(self) -> str:
+        apart = sum(strikes >= STRIKES for strikes, _ in self._strikes.values())
+        return f"<Dispatcher {apart} signatures apart, {self._budget!r}>"
+
+
+def _splittable(exchange: Exchange) -> bool:
+    return 200 <= exchange.status < 300 and get(exchange.headers, b"content-encoding") is None

@@ -1,0 +1,112 @@
+"""Which route a request belongs to: the first whose `match` fits, else the one that is always there.
+
+Invariants
+    Every request has exactly one route; the routes are tried in the order in which they are written.
+    A path is matched as the backend reads it, percent-encoding undone once: `/%70redict` cannot slip
+    past a route written for `/predict` that keeps its answers out of the response cache.
+
+Knows nothing of codecs: the caller says which model a request names, if any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import MISSING, dataclass
+from enum import Enum
+from urllib.parse import unquote
+
+from proxy.batching.settings import BatchSettings
+from proxy.caching.policy import CacheSettings
+from proxy.settings import setting
+
+
+class Mode(Enum):
+    """Whether Forebay does anything for a route at all."""
+
+    ON = "on"
+    OFF = "off"
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """What a request must look like; what is left out fits everything."""
+
+    path: str = setting(
+        "*", "Path of the request without its query, percent-encoding undone; `*` stands for any text, `/` included."
+    )
+    model: str | None = setting(
+        None, "Name of the model that the request asks for; `*` as above. Fits only requests that a protocol knows."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """What the operator knows of a route's model and the backend does not say."""
+
+    revision: str = setting("", "Part of every key: change it when the weights change and the backend cannot tell.")
+
+
+@dataclass(frozen=True, slots=True)
+class RouteSettings:
+    """One kind of requests and how they are treated; `cache` and `batch` are complete, the defaults merged in."""
+
+    id: str = setting(MISSING, "The `route` label of every metric: letters, digits, `_`, `.` and `-`.")
+    match: Match = setting(MISSING, "Which requests; the first route that fits wins.")
+    mode: Mode = setting(Mode.ON, "`off`: these requests only pass through, nothing is read, stored or joined.")
+    model: ModelSettings = setting(ModelSettings(), "What you know of the model and the backend does not say.")
+    cache: CacheSettings = setting(CacheSettings(), "What differs from `cache` at the top.")
+    batch: BatchSettings = setting(BatchSettings(), "What differs from `batch` at the top.")
+
+
+def fits(pattern: str, text: str) -> bool:
+    """Does a pattern fit a text? `*` is any text, everything else is itself.
+
+    Every piece takes the first place that it can, so a caller's long path costs no backtracking.
+    With another pattern as `text` it says that whatever that one fits, this one fits too.
+    """
+    first, *rest = pattern.split("*")
+    if not rest:
+        return text == first
+    *middle, last = rest
+    end = len(text) - len(last)
+    if end < len(first) or not text.startswith(first) or not text.endswith(last):
+        return False
+    at = len(first)
+    for piece in middle:
+        at = text.find(piece, at, end)
+        if at < 0:
+            return False
+        at += len(piece)
+    return True
+
+
+class Routes:
+    """The table of routes, ready to be asked."""
+
+    def __init__(self, routes: Sequence[RouteSettings], default: RouteSettings) -> None:
+        self._routes = tuple(routes)
+        self._default = default
+
+    def route_for(self, path: str, model: str | None) -> RouteSettings:
+        """The route of a request.
+
+        path: the request target without its query, as it came.
+        model: the model that the request names, decoded; None where no codec knows the request.
+        """
+        if not self._routes:
+            return self._default
+        if "%" in path:
+            path = unquote(path)
+        for route in self._routes:
+            match = route.match
+            if fits(match.path, path) and (match.model is None or (model is not None and fits(match.model, model))):
+                return route
+        return self._default
+
+    def __iter__(self) -> Iterator[RouteSettings]:
+        """Every route in the order in which they are tried, the default last."""
+        yield from self._routes
+        yield self._default
+
+    def __repr__(self) -> str:
+        return f"<Routes {', '.join(route.id for route in self)}>"
