@@ -13,27 +13,31 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import MISSING, dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
+from proxy import config_rules as rules
 from proxy import config_tree as tree
 from proxy import config_values as values
 from proxy.batching.settings import BatchSettings
 from proxy.caching.policy import CacheSettings
-from proxy.caching.redis_address import RedisAddress
-from proxy.config_reader import Check, Reader, Setting, leaves, settings_of
+from proxy.config_reader import Reader, Setting, leaves, settings_of
 from proxy.config_tree import Mistake, Place, Section, Several, Text
 from proxy.http.limits import Limits
-from proxy.routing import Match, Mode, ModelSettings, Routes, RouteSettings, fits
+from proxy.routing import Match, Mode, ModelSettings, Routes, RouteSettings
 from proxy.settings import Seconds, setting
 from proxy.upstream.settings import UpstreamSettings
 
 PREFIX: Final = "FOREBAY_"
+NO_UPSTREAM: Final = (
+    "no upstream: where is the model server? Give --upstream URL, FOREBAY_UPSTREAM=URL or `upstream: URL`"
+)
 
-_KUBERNETES_NAME = re.compile(r"FOREBAY_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
+_KUBERNETES_NAME = re.compile(
+    r"FOREBAY_(.+_)?(SERVICE_HOST|SERVICE_PORT(_.+)?|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)"
+)
 _KUBERNETES_PORT = re.compile(r"(tcp|udp|sctp)://.*")
 
 
@@ -53,12 +57,12 @@ class Mistakes(Exception):
 class Settings:
     """Everything that can be configured."""
 
-    listen: str = setting("127.0.0.1:8080", "Where clients connect, HOST:PORT.", per_route=False)
-    admin: str = setting("127.0.0.1:9901", "Where metrics, health and /config are, HOST:PORT.", per_route=False)
+    listen: str = setting("127.0.0.1:8080", "Where clients connect, HOST:PORT.")
+    admin: str = setting("127.0.0.1:9901", "Where metrics, health and /config are, HOST:PORT.")
     admin_token: str | None = setting(
         None, "What a change on the admin listener must present; without one it is allowed on loopback only."
     )
-    upstream: UpstreamSettings = setting(MISSING, "The model server. Or just its URL.")
+    upstream: UpstreamSettings = setting(UpstreamSettings(), "The model server. `upstream: URL` is enough.")
     redis: str | None = setting(None, "A Redis that replicas share: redis://, rediss:// or unix://.")
     mode: Mode = setting(Mode.ON, "`off`: requests only pass through, nothing is read, stored or joined.")
     cache: CacheSettings = setting(CacheSettings(), "The response cache.")
@@ -80,23 +84,41 @@ class Settings:
         return f"<Settings {as_dict(self)}>"
 
 
+_LEAVES: Final = {".".join(path): (path, leaf) for path, leaf in leaves(Settings)}
+_UPSTREAM: Final = _LEAVES["upstream.targets"]
+
+_CHECKS: Final = {
+    **rules.CHECKS,
+    (Settings, "listen"): rules.address,
+    (Settings, "admin"): rules.address,
+    (Settings, "redis"): rules.redis,
+}
+
+
 def load(
     file: Path | None, environ: Mapping[str, str], flags: Mapping[str, str], *, upstream_required: bool = True
 ) -> Settings:
     """The settings in force. Raises `Mistakes`.
 
-    flags: what the command line says, by dotted name (`batch.max_delay`).
-    upstream_required: False where the upstream may come from elsewhere; without one there are no targets.
+    flags: what the command line says, by dotted name (`batch.max_delay`); `upstream` is the URL.
+    upstream_required: False where the upstream may be said later; without one there are no targets.
     """
     written, mistakes = _file(file) if file else (Section(Place("forebay")), [])
     written = _with_targets(written)
     written = _with_variables(written, environ, mistakes)
     for name, text in flags.items():
-        written = _put(written, _LEAVES[name], Place(f"--{name.rpartition('.')[2].replace('_', '-')}"), text)
-    reader = Reader(Settings, CHECKS)
-    settings = _read(reader, written, upstream_required)
+        flag = Place(f"--{name.rpartition('.')[2].replace('_', '-')}")
+        written = _put(written, _UPSTREAM if name == "upstream" else _LEAVES[name], flag, text)
+    reader = Reader(Settings, _CHECKS)
+    settings = _read(reader, written)
+    if (
+        upstream_required
+        and not settings.upstream.targets
+        and not any(name.startswith("upstream") for name in reader.wrong)
+    ):
+        reader.say(written.place, NO_UPSTREAM, "")
     mistakes += reader.mistakes
-    if settings is None or mistakes:
+    if mistakes:
         raise Mistakes(mistakes)
     return settings
 
@@ -130,7 +152,7 @@ def _with_targets(written: Section) -> Section:
 def _with_variables(written: Section, environ: Mapping[str, str], mistakes: list[Mistake]) -> Section:
     """The file's settings with the variables' over them. An empty variable says nothing."""
     known = {variable(path): (path, leaf) for path, leaf in leaves(Settings)}
-    known[f"{PREFIX}UPSTREAM"] = _LEAVES["upstream"]
+    known[f"{PREFIX}UPSTREAM"] = _UPSTREAM
     for name, text in sorted(environ.items()):
         if not name.startswith(PREFIX) or not text:
             continue
@@ -139,8 +161,8 @@ def _with_variables(written: Section, environ: Mapping[str, str], mistakes: list
         elif name.split("__")[0] == f"{PREFIX}ROUTES":
             mistakes.append(Mistake(Place(name), "routes can only be written in a file"))
         elif not _made_by_kubernetes(name, text):
-            guess = values.nearest(name, known)
-            hint = f"did you mean {guess}?" if guess else "docs/config.md lists the variables"
+            guess = values.nearest(name.removeprefix(PREFIX), (other.removeprefix(PREFIX) for other in known))
+            hint = f"did you mean {PREFIX}{guess}?" if guess else "docs/config.md lists the variables"
             mistakes.append(Mistake(Place(name), f"is not the name of a setting; {hint}"))
     return written
 
@@ -152,9 +174,7 @@ def variable(path: tuple[str, ...]) -> str:
 
 def _made_by_kubernetes(name: str, text: str) -> bool:
     """Kubernetes sets these in every pod of a namespace with a Service called `forebay` or `forebay-…`."""
-    return bool(
-        _KUBERNETES_NAME.fullmatch(name) or (name.endswith("_PORT") and _KUBERNETES_PORT.fullmatch(text))
-    )
+    return bool(_KUBERNETES_NAME.fullmatch(name) or (name.endswith("_PORT") and _KUBERNETES_PORT.fullmatch(text)))
 
 
 def _put(written: Section, where: tuple[tuple[str, ...], Setting], place: Place, text: str) -> Section:
@@ -165,57 +185,37 @@ def _put(written: Section, where: tuple[tuple[str, ...], Setting], place: Place,
     return tree.put(written, path, node)
 
 
-def _read(reader: Reader, written: Section, upstream_required: bool) -> Settings | None:
-    given: dict[str, Any] = {"routes": ()}
-    if "upstream" not in written.entries and not upstream_required:
-        given["upstream"] = UpstreamSettings(targets=())
-    settings = reader.section(Settings, written, given=given)
-    base = RouteSettings("default", Match()) if settings is None else settings.default_route
+def _read(reader: Reader, written: Section) -> Settings:
+    """The settings as far as they can be read: with a mistake, what would apply without it."""
+    settings = reader.section(written, "", base=Settings(), skip=("routes",))
+    base = settings.default_route
     _, listed = written.entries.get("routes", (None, None))
-    routes: dict[str, RouteSettings] = {}
+    table = {}
     for path, node in reader.sections(listed, "routes"):
         for name in ("id", "match"):
             if name not in node.entries:
                 reader.say(node.place, "is missing", f"{path}.{name}")
-        route = reader.section(RouteSettings, node, path, base=base, per_route=True)
-        if route is not None:
-            routes[path] = route
-    for path, message in (*_between_listeners(settings, reader.wrong), *_between_routes(routes, reader.wrong)):
+        table[path] = reader.section(node, path, base=base, per_route=True)
+    for path, message in _between(settings, table, reader.wrong):
         reader.say(_place(written, path), message, path)
-    return settings and dataclasses.replace(settings, routes=tuple(routes.values()))
+    return dataclasses.replace(settings, routes=tuple(table.values()))
 
 
-def _between_listeners(settings: Settings | None, wrong: set[str]) -> Iterator[tuple[str, str]]:
-    if settings is None or {"listen", "admin"} & wrong:
-        return
-    if _same_port(settings.listen, settings.admin):
-        yield "admin", f"{settings.admin} is the address of `listen`: give each a port of its own"
-    targets = settings.upstream.targets
-    if len(targets) > 1:
-        yield "upstream.targets", "only one target is served for now: write the one"
-    if targets and _same_port(settings.listen, urlsplit(targets[0]).netloc):
-        yield "upstream.targets", f"{targets[0]} is Forebay itself (`listen`): write where the model server is"
-
-
-def _between_routes(routes: Mapping[str, RouteSettings], wrong: set[str]) -> Iterator[tuple[str, str]]:
-    before: dict[str, RouteSettings] = {}
-    for path, route in routes.items():
-        if route.id in (other.id for other in before.values()):
-            yield f"{path}.id", f"{route.id!r} is the id of an earlier route too"
-        taken = next((name for name, other in before.items() if _takes_all(other.match, route.match)), None)
-        if taken is not None and not {f"{path}.match", f"{path}.match.path", f"{path}.match.model"} & wrong:
-            yield f"{path}.match", f"is never reached: {taken} ({before[taken].id}) comes first and fits all that it fits"
-        before[path] = route
-    for path, batch in ((f"{path}.batch", route.batch) for path, route in routes.items()):
-        if batch.preferred_sizes and max(batch.preferred_sizes) > batch.max_size:
-            yield f"{path}.preferred_sizes", f"has a size above max_size ({batch.max_size})"
-
-
-def _takes_all(first: Match, second: Match) -> bool:
-    """Does the first fit every request that the second fits?"""
-    if not fits(first.path, second.path):
-        return False
-    return first.model is None or (second.model is not None and fits(first.model, second.model))
+def _between(settings: Settings, table: Mapping[str, RouteSettings], wrong: Collection[str]) -> Iterator[rules.Fault]:
+    """What settings must not say together; what could not be read is left out, it says nothing."""
+    if "listen" not in wrong and "admin" not in wrong:
+        yield from rules.addresses(settings.listen, settings.admin, settings.upstream.targets)
+    if not any(name.startswith("batch") for name in wrong):
+        faults = list(rules.batches("batch", settings.batch))
+        yield from faults
+        for path, route in table.items() if not faults else ():
+            yield from rules.batches(f"{path}.batch", route.batch)
+    read = {
+        path: route
+        for path, route in table.items()
+        if not any(name.startswith((f"{path}.id", f"{path}.match")) for name in wrong)
+    }
+    yield from rules.routes(read)
 
 
 def _place(written: Section, path: str) -> Place:
@@ -230,4 +230,28 @@ def _place(written: Section, path: str) -> Place:
             place = node.place
         else:
             break
-    return node.place if isinstance(node, Text) else place
+    return place if isinstance(node, Section) else node.place
+
+
+def as_dict(settings: Any, *, in_route: bool = False) -> dict[str, Any]:
+    """Settings as they would be written, for /config: a secret is `***`, a route holds only what a route may set."""
+    return {
+        name: _shown(leaf, getattr(settings, name), in_route or isinstance(settings, RouteSettings))
+        for name, leaf in settings_of(type(settings)).items()
+        if leaf.per_route or not in_route
+    }
+
+
+def _shown(leaf: Setting, value: Any, in_route: bool) -> Any:
+    if value is None:
+        return leaf.none
+    if leaf.several:
+        return [_shown(leaf._replace(several=False), item, in_route) for item in value]
+    if dataclasses.is_dataclass(value):
+        return as_dict(value, in_route=in_route)
+    if values.secret(leaf.name):
+        return "***"
+    if leaf.kind in (int, float, bool):
+        return value
+    text = values.write(leaf.kind, value)
+    return values.masked(text) if "://" in text else text

@@ -13,19 +13,19 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Callable, Iterator, Mapping
-from functools import cache
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final, NamedTuple, TypeVar
 
 from proxy import config_values as values
-from proxy.config_tree import Mistake, Node, Section, Several, Text
+from proxy.config_tree import Mistake, Node, Place, Section, Several, Text
 
 T = TypeVar("T")
 
 Check = Callable[[str], str]
 """Gives back a text setting as it is kept; a ValueError says what is wrong with it and what to write."""
 
-NONE: Final = "none"
+_NONE: Final = {"slots": "auto"}  # how None is written where it is not `none`
+_WRONG: Final = object()
 
 
 class Setting(NamedTuple):
@@ -48,12 +48,7 @@ class Setting(NamedTuple):
     def is_section(self) -> bool:
         return dataclasses.is_dataclass(self.kind) and not self.several
 
-    @property
-    def required(self) -> bool:
-        return self.default is dataclasses.MISSING
 
-
-@cache
 def settings_of(kind: type[Any]) -> Mapping[str, Setting]:
     """The settings that a dataclass declares, in its order."""
     hints = typing.get_type_hints(kind)
@@ -73,7 +68,7 @@ def _setting(field: dataclasses.Field[Any], annotation: Any) -> Setting:
     return Setting(
         name=field.name,
         kind=annotation,
-        none=said.get("none", NONE) if none else None,
+        none=_NONE.get(field.name, "none") if none else None,
         several=several,
         default=default,
         doc=said.get("doc", ""),
@@ -82,14 +77,18 @@ def _setting(field: dataclasses.Field[Any], annotation: Any) -> Setting:
     )
 
 
-def leaves(kind: type[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Setting]]:
-    """Every single value under a settings dataclass with the names that lead to it; lists of sections are left out."""
+def everything(kind: type[Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Setting]]:
+    """Every setting under a settings dataclass, sections too, with the names that lead to it; not into lists."""
     for setting in settings_of(kind).values():
         here = (*path, setting.name)
+        yield here, setting
         if setting.is_section:
-            yield from leaves(setting.kind, here)
-        elif not dataclasses.is_dataclass(setting.kind):
-            yield here, setting
+            yield from everything(setting.kind, here)
+
+
+def leaves(kind: type[Any]) -> Iterator[tuple[tuple[str, ...], Setting]]:
+    """Of those the ones that hold a value."""
+    return ((path, setting) for path, setting in everything(kind) if not dataclasses.is_dataclass(setting.kind))
 
 
 class Reader:
@@ -104,129 +103,104 @@ class Reader:
         self.mistakes: list[Mistake] = []
         self.wrong: set[str] = set()
         self._checks = checks
-        self._elsewhere = {path[-1]: path for path, _ in leaves(root)} | {
-            name: (name,) for name in settings_of(root)
-        }
+        self._anywhere = _by_last_name(root)
 
-    def section(
-        self,
-        kind: type[T],
-        node: Section,
-        path: str = "",
-        *,
-        base: T | None = None,
-        per_route: bool = False,
-        given: Mapping[str, Any] | None = None,
-    ) -> T | None:
-        """A settings dataclass; None if a setting without default is missing or wrong.
+    def section(self, node: Section, path: str, *, base: T, per_route: bool = False, skip: Collection[str] = ()) -> T:
+        """What is written in a section, over `base`.
 
-        base: what applies where nothing is written, if not the defaults.
         per_route: the section belongs to a route, so that settings of the whole process are a mistake.
-        given: fields that the caller has read itself.
+        skip: names that the caller reads itself.
         """
+        kind = type(base)
         known = settings_of(kind)
-        found: dict[str, Any] = dict(given or {})
+        found: dict[str, Any] = {}
         for name, (place, value) in node.entries.items():
-            where = _join(path, name)
+            where = f"{path}.{name}" if path else name
             if name not in known:
-                self._say(place, self._unknown(name, kind), where)
+                self.say(place, self._unknown(name, kind), where)
             elif per_route and not known[name].per_route:
-                self._say(place, f"is the same for all routes: set it under `{path.rpartition('.')[2]}` at the top", where)
-            elif name not in found:
-                found[name] = self._value(kind, known[name], value, where, base, per_route)
-        for name, setting in known.items():
-            if name not in found:
-                found[name] = setting.default if base is None else getattr(base, name)
-                if found[name] is dataclasses.MISSING:
-                    self._say(node.place, "is missing", _join(path, name))
-        if any(value is dataclasses.MISSING for value in found.values()):
-            return None
+                self.say(place, "is the same for all routes: it can only be set at the top", where)
+            elif name not in skip:
+                old = getattr(base, name)
+                found[name] = self._value(kind, known[name], value, where, base=old, per_route=per_route)
         try:
-            return kind(**found)
+            return dataclasses.replace(base, **found)  # type: ignore[type-var]  # settings are dataclasses, T cannot say so
         except ValueError as error:
-            self._say(node.place, str(error), path)
-            return None
+            self.say(node.place, str(error), path)
+            return base
 
-    def sections(self, node: Node | None, path: str) -> list[Section]:
-        """A list of sections; what else stands in it is a mistake."""
+    def sections(self, node: Node | None, path: str) -> Iterator[tuple[str, Section]]:
+        """The sections of a list with their names; what else stands in it is a mistake."""
         if node is None or (isinstance(node, Text) and node.null):
-            return []
+            return
         if not isinstance(node, Several):
-            self._say(node.place, "must be a list: begin each entry with `- `", path)
-            return []
-        return [
-            item
-            for number, item in enumerate(node.items)
-            if isinstance(item, Section) or self._say(item.place, "must hold settings", f"{path}[{number}]")
-        ]
+            self.say(node.place, "must be a list: each entry begins with `- `", path)
+            return
+        for number, item in enumerate(node.items):
+            if isinstance(item, Section):
+                yield f"{path}[{number}]", item
+            else:
+                self.say(item.place, "must be a section, as in `- id: name`", f"{path}[{number}]")
 
-    def _value(self, kind: type[Any], setting: Setting, node: Node, path: str, base: Any, per_route: bool) -> Any:
-        """What is written for one setting; on a mistake the value that applies without it."""
-        fallback = setting.default if base is None else getattr(base, setting.name)
+    def say(self, place: Place, message: str, path: str) -> None:
+        """Note a mistake in the setting at `path`."""
+        self.mistakes.append(Mistake(place, message, path))
+        self.wrong.add(path)
+
+    def _value(self, kind: type[Any], setting: Setting, node: Node, path: str, *, base: Any, per_route: bool) -> Any:
+        """What is written for one setting; after a mistake, `base`."""
         if setting.is_section:
             if isinstance(node, Text) and node.null:
-                node = Section(node.place)
-            if not isinstance(node, Section):
-                names = ", ".join(settings_of(setting.kind))
-                self._say(node.place, f"is a section: it holds {names}", path)
-                return fallback
-            inner = None if fallback is dataclasses.MISSING else fallback
-            value = self.section(setting.kind, node, path, base=inner, per_route=per_route)
-            return fallback if value is None else value
-        if isinstance(node, Text) and (node.null or (node.text == setting.none)):
+                return base
+            if isinstance(node, Section):
+                return self.section(node, path, base=base, per_route=per_route)
+            self.say(node.place, f"is a section, it holds {', '.join(settings_of(setting.kind))}", path)
+            return base
+        if isinstance(node, Text) and (node.null or node.text == setting.none):
             if setting.none is not None:
                 return None
-            self._say(node.place, f"has no value: {self._wanted(setting)} is needed", path)
-            return fallback
-        if setting.several:
-            if not isinstance(node, Several):
-                self._say(node.place, "must be a list, as in [a, b]", path)
-                return fallback
-            items = [self._single(kind, setting, item, f"{path}[{at}]") for at, item in enumerate(node.items)]
-            if any(item is dataclasses.MISSING for item in items):
-                self.wrong.add(path)
-                return fallback
-            return tuple(items)
-        value = self._single(kind, setting, node, path)
-        return fallback if value is dataclasses.MISSING else value
+            self.say(node.place, f"has no value: write a {values.named(setting.kind)}", path)
+            return base
+        if not setting.several:
+            value = self._single(kind, setting, node, path)
+            return base if value is _WRONG else value
+        if not isinstance(node, Several):
+            self.say(node.place, "must be a list, as in [a, b]", path)
+            return base
+        items = tuple(self._single(kind, setting, item, f"{path}[{at}]") for at, item in enumerate(node.items))
+        if _WRONG in items:
+            self.wrong.add(path)
+            return base
+        return items
 
     def _single(self, kind: type[Any], setting: Setting, node: Node, path: str) -> Any:
-        """One value; MISSING after a mistake."""
+        """One value; `_WRONG` after a mistake."""
         if not isinstance(node, Text):
-            form = "a list" if isinstance(node, Several) else "a section"
-            self._say(node.place, f"must be {self._wanted(setting)}, not {form}", path)
-            return dataclasses.MISSING
+            form = "list" if isinstance(node, Several) else "section"
+            self.say(node.place, f"must be a {values.named(setting.kind)}, not a {form}", path)
+            return _WRONG
         try:
-            value = values.read(setting.kind, node.text)
-            check = self._checks.get((kind, setting.name))
-            if check is not None:
+            value: Any = values.read(setting.kind, node.text)
+            if (check := self._checks.get((kind, setting.name))) is not None:
                 value = check(value)
         except ValueError as error:
-            self._say(node.place, str(error), path)
-            return dataclasses.MISSING
+            self.say(node.place, str(error), path)
+            return _WRONG
         if setting.minimum is not None and value < setting.minimum:
             least = values.write(setting.kind, setting.kind(setting.minimum))
-            self._say(node.place, f"{values.quoted(node.text)} is too small: at least {least}", path)
-            return dataclasses.MISSING
+            self.say(node.place, f"{values.quoted(node.text)} is too small: at least {least}", path)
+            return _WRONG
         return value
-
-    def _wanted(self, setting: Setting) -> str:
-        return values.described(setting.kind).replace("\\|", "or").replace("`", "")
 
     def _unknown(self, name: str, kind: type[Any]) -> str:
         """What to write in place of a name that is not known here."""
         known = settings_of(kind)
-        inside = {path[-1]: path for path, _ in leaves(kind) if len(path) > 1}
-        elsewhere = inside.get(name) or self._elsewhere.get(name)
-        if elsewhere:
-            return f"is not known here; did you mean {'.'.join(elsewhere)}?"
+        if (meant := _by_last_name(kind).get(name) or self._anywhere.get(name)) is not None:
+            return f"is not known here; did you mean {'.'.join(meant)}?"
         guess = values.nearest(name.lower().replace("-", "_"), known)
         return f"is not known; did you mean {guess}?" if guess else f"is not known; known here: {', '.join(known)}"
 
-    def _say(self, place: Any, message: str, path: str) -> None:
-        self.mistakes.append(Mistake(place, message, path))
-        self.wrong.add(path)
 
-
-def _join(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
+def _by_last_name(kind: type[Any]) -> Mapping[str, tuple[str, ...]]:
+    """Where a name is at home; of several places the first."""
+    return {path[-1]: path for path, _ in reversed(list(everything(kind)))}

@@ -79,25 +79,27 @@ class Several:
 Node = Text | Section | Several
 
 
-def parse(text: str, source: str) -> tuple[Section, list[Mistake]]:
-    """The tree of one file, as far as it can be read, and what is wrong with it as YAML."""
+def parse(text: str, source: str) -> tuple[Section | None, list[Mistake]]:
+    """The tree of one file, None if it is no YAML at all, and what is wrong with it as YAML."""
     start = Place(source, 1, 1)
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
-        return Section(start), [_not_yaml(error, source)]
+        return None, [_not_yaml(error, source)]
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         column = error.position - text.rfind("\n", 0, error.position)
-        return Section(start), [Mistake(Place(source, line, column), f"character {error.character!r} is not allowed")]
+        return None, [Mistake(Place(source, line, column), "a character that YAML does not allow")]
     except RecursionError:
-        return Section(start), [Mistake(start, "nested too deeply to be read")]
+        return None, [Mistake(start, "nested too deeply to be read")]
     planter = _Planter(source)
     node = Section(start) if root is None else planter.plant(root)
     if isinstance(node, Text) and node.null:
         node = Section(start)
     if not isinstance(node, Section):
-        planter.mistakes.append(Mistake(node.place, "the file must hold settings, as in `upstream: http://127.0.0.1:8000`"))
+        planter.mistakes.append(
+            Mistake(node.place, "the file must hold settings, as in `upstream: http://127.0.0.1:8000`")
+        )
         node = Section(start)
     return node, planter.mistakes
 
@@ -138,6 +140,7 @@ class _Planter:
             return Several(place, tuple(self.plant(item) for item in node.value))
         if isinstance(node, yaml.MappingNode):
             return Section(place, dict(self._entries(node)))
+        assert isinstance(node, yaml.ScalarNode), node
         return Text(place, node.value, quoted=node.style is not None)
 
     def _entries(self, node: yaml.MappingNode) -> Iterator[tuple[str, tuple[Place, Node]]]:

@@ -21,8 +21,8 @@ from proxy.settings import Bytes, Seconds
 DURATIONS: Final = {"d": "86400", "h": "3600", "m": "60", "s": "1", "ms": "0.001", "us": "0.000001"}
 SIZES: Final = {"TiB": 1 << 40, "GiB": 1 << 30, "MiB": 1 << 20, "KiB": 1 << 10, "B": 1}
 
-_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,14})")
-_DECIMAL = re.compile(r"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,40})?")
+_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,18})")
+_DECIMAL = re.compile(r"-?(?:0|[1-9][0-9]{0,18})(?:\.[0-9]{1,40})?")
 _WITH_UNIT = re.compile(rf"({_DECIMAL.pattern}) ?([A-Za-zµμ]*)")
 _LONGEST_QUOTE = 60
 
@@ -65,15 +65,18 @@ def write(kind: Any, value: Any) -> str:
     return str(value.value) if isinstance(value, Enum) else str(value)
 
 
-def described(kind: Any) -> str:
-    """What a person writes for this kind, in a few words."""
-    if kind is Seconds:
-        return "duration (`5ms`, `2s`, `1h`)"
-    if kind is Bytes:
-        return "size (`64KiB`, `256MiB`)"
+def named(kind: Any) -> str:
+    """What a person writes for this kind, in a word or a choice of words."""
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return " \\| ".join(f"`{member.value}`" for member in kind)
-    return {int: "whole number", float: "number", bool: "`true` \\| `false`", str: "text"}[kind]
+        return f"word, {' or '.join(member.value for member in kind)}"
+    return {
+        Seconds: "duration",
+        Bytes: "size",
+        int: "whole number",
+        float: "number",
+        bool: "true or false",
+        str: "text",
+    }[kind]
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

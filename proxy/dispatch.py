@@ -31,7 +31,7 @@ from proxy.batching.batcher import Batch, Slot
 from proxy.caching.fingerprint import IGNORED
 from proxy.http.headers import get
 from proxy.protocols.codec import Codec, Part
-from proxy.terms import Exchange, Failure, Headers, Reason
+from proxy.terms import Exchange, Failure, Headers, Reason, Timeline
 from proxy.upstream.connections import Connections, UpstreamError
 from proxy.upstream.retry_budget import RetryBudget
 
@@ -50,7 +50,7 @@ class Job:
     """The part of one call that goes to the backend, with everything that sending it takes.
 
     own: the caller's end-to-end fields. joined: those of them that every member of a batch shares.
-    arrived: seconds on the monotonic clock at which the call's head was parsed.
+    timeline: the request's own, on the dispatcher's clock.
     """
 
     codec: Codec
@@ -60,7 +60,7 @@ class Job:
     target: str
     own: Headers
     signature: bytes
-    arrived: float
+    timeline: Timeline
 
     @property
     def joined(self) -> Headers:
@@ -90,12 +90,20 @@ class Done:
 class Refused(Exception):
     """The same answer for everybody in a batch: `status` in the protocol's shape, no further try."""
 
-    def __init__(self, status: int, message: str, *, retry_after: bytes | None = None, reason: Reason | None = None):
+    def __init__(
+        self, status: int, message: str, *, retry_after: bytes | None = None, reason: Reason | None = None
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.retry_after = retry_after
         self.reason = reason
+
+
+def refused(status: int, headers: Headers) -> Refused:
+    """A refusal that speaks of the backend (`FOR_EVERYBODY`), as everybody who shares the exchange gets it."""
+    retry_after = get(headers, b"retry-after")
+    return Refused(status, f"the backend answered {status} to a shared request", retry_after=retry_after)
 
 
 class Observer(Protocol):
@@ -140,9 +148,11 @@ class Dispatcher:
 
     async def alone(self, job: Job) -> Done:
         """The whole call with the caller's own bytes. Raises UpstreamError."""
-        started = self._now()
+        job.timeline.dispatched = started = self._now()
         call = job.part.call
-        exchange = await self._connections.exchange("POST", job.target, job.own, call.body, retriable=True)
+        exchange = await self._connections.exchange(
+            "POST", job.target, job.own, call.body, retriable=True, timeline=job.timeline
+        )
         seconds = (self._now() - started) / len(call.items)
         results: Sequence[bytes] | None = None
         if _splittable(exchange):
@@ -153,8 +163,12 @@ class Dispatcher:
 
     async def _together(self, jobs: Sequence[Job], items: int, slot: Slot) -> Sequence[Done | BaseException]:
         first, started = jobs[0], self._now()
+        for job in jobs:
+            job.timeline.dispatched = started
         request_id = f"forebay-{next(self._numbers)}"
-        body = first.codec.join([job.part for job in jobs], request_id, [started - job.arrived for job in jobs])
+        body = first.codec.join(
+            [job.part for job in jobs], request_id, [started - job.timeline.head_parsed for job in jobs]
+        )
         try:
             exchange = await self._connections.exchange("POST", first.target, first.joined, body, retriable=True)
         except UpstreamError as error:
@@ -164,12 +178,13 @@ class Dispatcher:
                 self._part_ways(first.signature, STRIKES)
             return [error] * len(jobs)
         slot.release(ok=exchange.status < 300)
-        seconds = (self._now() - started) / items
+        ended = self._now()
+        seconds = (ended - started) / items
+        for job in jobs:
+            job.timeline.upstream_end = ended
 
         if exchange.status in FOR_EVERYBODY:
-            retry_after = get(exchange.headers, b"retry-after")
-            message = f"the backend answered {exchange.status} to a joined request"
-            return [Refused(exchange.status, message, retry_after=retry_after)] * len(jobs)
+            return [refused(exchange.status, exchange.headers)] * len(jobs)
         if _splittable(exchange):
             sizes = [len(job.part.indexes) for job in jobs]
             if (split := first.codec.split(exchange.body, sizes, request_id)) is not None:

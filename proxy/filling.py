@@ -19,18 +19,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from proxy.batching.batcher import Batcher, QueueFull, Ticket
+from proxy.batching.batcher import BatchAborted, Batcher, QueueFull, Ticket
 from proxy.batching.settings import BatchMode, BatchSettings
 from proxy.caching import policy
 from proxy.caching.entry import Entry
 from proxy.caching.policy import CacheSettings
-from proxy.caching.single_flight import Flight
+from proxy.caching.single_flight import Fleet, Flight
 from proxy.caching.tiers import Tiers
 from proxy.caching.uncacheable import Uncacheable
-from proxy.dispatch import Dispatcher, Done, Job, Refused
-from proxy.terms import Fingerprint, Model, Reason
+from proxy.dispatch import FOR_EVERYBODY, Dispatcher, Done, Job, Refused, refused
+from proxy.terms import Fingerprint, Identity, Model, Reason
 from proxy.upstream.connections import UpstreamError
-
 
 log = logging.getLogger("forebay.fill")
 
@@ -39,29 +38,45 @@ class Unshared(Exception):
     """The fill's answer belongs to its own caller alone: an error that may quote it, or what may not be stored."""
 
 
-EXPECTED: Final = (Refused, UpstreamError, QueueFull, Unshared)
+EXPECTED_BY_ALL: Final = (Refused, UpstreamError, QueueFull)
+"""What a caller and all who follow it get alike; after any other error a follower tries for itself."""
+
+EXPECTED: Final = (*EXPECTED_BY_ALL, BatchAborted, Unshared)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a call is treated: its route's settings, and what is known of its model.
+
+    slots: batches of the model at the backend at once.
+    """
+
+    cache: CacheSettings
+    batch: BatchSettings
+    model: Model
+    identity: Identity
+    slots: int
 
 
 @dataclass(slots=True, eq=False)
 class Fill:
-    """One computation under way for the items that a call leads."""
+    """One computation under way for the items that a call leads: `flights`, one for each index of the job's part.
+
+    done: what came of it, also where it may not be shared. stored: the results went into the response cache.
+    """
 
     job: Job
     flights: Sequence[Flight[Entry]]
+    patience: float
     done: Done | None = None
-    error: BaseException | None = None
     stored: bool = False
     ticket: Ticket[Done] | None = None
     task: asyncio.Task[None] | None = None
+    fleet: Fleet | None = None
     grace: asyncio.TimerHandle | None = None
 
-    @property
-    def abandoned(self) -> bool:
-        return all(flight.waiters == 0 for flight in self.flights)
-
     def __repr__(self) -> str:
-        state = "done" if self.done else f"failed {self.error!r}" if self.error else "under way"
-        return f"<Fill of {len(self.flights)} items, {state}>"
+        return f"<Fill of {len(self.flights)} items, {'done' if self.done else 'under way'}>"
 
 
 class Filler:
@@ -85,60 +100,51 @@ class Filler:
         self._jitter = jitter
         self._fills: set[Fill] = set()
 
-    async def send(self, job: Job, batch: BatchSettings, model: Model, fill: Fill | None = None) -> Done:
+    async def send(self, job: Job, plan: Plan, fill: Fill | None = None) -> Done:
         """The answer to one part: through a window where it may join, else straight to the backend.
 
         Raises Refused, UpstreamError, QueueFull. Cancelled, it takes the part out of its window.
         """
-        call = job.part.call
-        if not call.joins or batch.mode is BatchMode.OFF or not self._dispatcher.joinable(job.signature):
-            return await self._dispatcher.alone(job)
+        if not job.part.call.joins or plan.batch.mode is BatchMode.OFF or not self._dispatcher.joinable(job.signature):
+            return await self.alone(job)
         ticket = self._batcher.enqueue(
             job,
             size=len(job.part.indexes),
             lane=job.model,
             signature=job.signature,
-            settings=batch,
-            max_size=min(batch.max_size, model.max_batch_size),
-            slots=model.instances,
+            settings=plan.batch,
+            max_size=plan.model.max_batch_size,
+            slots=plan.slots,
             route=job.route,
         )
+        job.timeline.enqueued = ticket.enqueued_at
         if fill is not None:
             fill.ticket = ticket
-        try:
-            return await ticket.result
-        except asyncio.CancelledError:
-            ticket.withdraw()
-            raise
+        return await ticket.result
 
-    def start(
-        self,
-        job: Job,
-        flights: Sequence[Flight[Entry]],
-        fingerprints: Sequence[Fingerprint],
-        *,
-        cache: CacheSettings,
-        batch: BatchSettings,
-        model: Model,
-    ) -> Fill:
+    async def alone(self, job: Job) -> Done:
+        """The whole call with the caller's own bytes, in nobody's company and without a slot. Raises UpstreamError."""
+        return await self._dispatcher.alone(job)
+
+    def start(self, job: Job, flights: Sequence[Flight[Entry]], plan: Plan) -> Fill:
         """Begin to compute the items of `job` for the flights that lead them, one each, in order."""
-        fill = Fill(job, flights)
+        fill = Fill(job, flights, plan.cache.finish_abandoned)
 
         async def run() -> None:
-            fill.done = await self.send(job, batch, model, fill)
-            entries = self.entries(fill.done, cache, model, fingerprints)
+            fill.done = await self.send(job, plan, fill)
+            entries = self.entries(fill.done, [flight.fingerprint for flight in flights], plan)
             if entries is None:
-                raise Unshared
+                done = fill.done
+                raise refused(done.status, done.headers) if done.status in FOR_EVERYBODY else Unshared
             fill.stored = True
-            for flight, fingerprint, entry in zip(flights, fingerprints, entries, strict=True):
-                self._tiers.store(fingerprint, entry)
+            for flight, entry in zip(flights, entries, strict=True):
+                self._tiers.store(flight.fingerprint, entry)
                 flight.settle(entry)
 
+        fill.fleet = Fleet(flights, lambda: self._abandoned(fill))
         fill.task = asyncio.create_task(run())
         fill.task.add_done_callback(lambda task: self._ended(fill, task))
         self._fills.add(fill)
-        for flight in flights:
-            flight.on_abandoned(lambda: self._abandoned(fill, cache.finish_abandoned))
         return fill
 
     def _ended(self, fill: Fill, task: asyncio.Task[None]) -> None:
@@ -149,24 +155,21 @@ class Filler:
         error = Unshared() if task.cancelled() else task.exception()
         if error is None:
             return
-        fill.error = error
         if not isinstance(error, EXPECTED):
             log.error("a fill failed by a fault of Forebay's own", exc_info=error)
         for flight in fill.flights:
             flight.fail(error if isinstance(error, EXPECTED) else Unshared())
 
-    def entries(
-        self, done: Done, cache: CacheSettings, model: Model, fingerprints: Sequence[Fingerprint]
-    ) -> list[Entry] | None:
-        """What of an answer may be kept, one entry per item; None: nothing, and that is remembered."""
+    def entries(self, done: Done, fingerprints: Sequence[Fingerprint], plan: Plan) -> list[Entry] | None:
+        """What of an answer may be kept, one entry per item; None: nothing, which is remembered of a 2xx."""
         now = self._unix_time()
         lifetime = policy.lifetime(
             done.status,
             done.headers,
-            ttl=cache.ttl,
+            ttl=plan.cache.ttl,
             now=now,
             jitter=self._jitter(),
-            identity_known=model.identity.known,
+            identity_known=plan.identity.known,
         )
         if isinstance(lifetime, Reason) or done.results is None:
             if 200 <= done.status < 300:
@@ -179,20 +182,36 @@ class Filler:
             for result in done.results
         ]
 
-    def _abandoned(self, fill: Fill, patience: float) -> None:
-        """Every caller of one of the fill's flights has left; if that goes for all of them, let the fill end."""
+    def store(self, done: Done, fingerprints: Sequence[Fingerprint], plan: Plan) -> bool:
+        """Keep what of an answer may be kept; True if it was."""
+        entries = self.entries(done, fingerprints, plan)
+        if entries is None:
+            return False
+        for fingerprint, entry in zip(fingerprints, entries, strict=True):
+            self._tiers.store(fingerprint, entry)
+        return True
+
+    def unstored(self, done: Done) -> list[Entry]:
+        """The results of an answer that splits, as entries that were never stored."""
+        assert done.results is not None
+        now, headers = self._unix_time(), policy.kept_headers(done.headers)
+        return [Entry(result, headers, created=now, fresh_until=now, fill_cost=done.seconds) for result in done.results]
+
+    def _abandoned(self, fill: Fill) -> None:
+        """Every caller has left; a fill that still waits in its window ends, another has some patience left."""
         assert fill.task is not None
-        if not fill.abandoned or fill.task.done():
-            return
         if fill.ticket is not None and fill.ticket.dispatched_at is None:
             fill.task.cancel()
-        elif fill.grace is None:
-            loop = asyncio.get_running_loop()
-            fill.grace = loop.call_later(patience, self._give_up, fill)
+            for flight in fill.flights:
+                flight.drop()  # now, not when the task has ended: whoever asks next must lead anew
+        elif not fill.task.done():
+            if fill.grace is not None:
+                fill.grace.cancel()
+            fill.grace = asyncio.get_running_loop().call_later(fill.patience, self._give_up, fill)
 
     def _give_up(self, fill: Fill) -> None:
         fill.grace = None
-        if fill.abandoned and fill.task is not None:
+        if fill.fleet is not None and fill.fleet.waiters == 0 and fill.task is not None:
             fill.task.cancel()
 
     async def aclose(self) -> None:

@@ -2,24 +2,26 @@
 
 Invariants
     The answer's head is sent when it comes; bodies stream both ways with back-pressure.
-    A backend that dies within a body aborts the client's connection: a truncation never looks like an end.
-    An answer that begins before the upload has ended is delivered, and the upload is stopped.
+    A backend that dies within a body ends the client's connection: a truncation never looks like an end.
+    Nothing is added to an answer but what the caller of `forward` adds.
 
-Knows nothing of caches and batches.
+Knows nothing of caches, batches and protocols.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from typing import Final
 
 from aiohttp import web
 
-from proxy.http import headers as fields
+from proxy.http.body import Body
+from proxy.http.headers import to_backend
+from proxy.http.refusal import Refused
 from proxy.http.reply import StreamReply
-from proxy.terms import Headers, Outcome, Timeline
+from proxy.terms import Failure, Headers, Outcome, Timeline
 from proxy.upstream.connections import Connections, UpstreamError
 
-IDEMPOTENT = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})  # RFC 9110, 9.2.2
+IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})  # RFC 9110, 9.2.2
 
 
 class Relay:
@@ -29,16 +31,37 @@ class Relay:
         self._connections = connections
 
     async def forward(
-        self,
-        request: web.BaseRequest,
-        body: bytes | AsyncIterator[bytes] | None,
-        *,
-        retriable: bool,
-        added: Headers = (),
-        timeline: Timeline | None = None,
-    ) -> tuple[web.StreamResponse, Outcome]:
-        """Send it on and send the answer back; `added` fields join the answer's own.
+        self, request: web.BaseRequest, body: Body, timeline: Timeline, *, retriable: bool = False, added: Headers = ()
+    ) -> tuple[web.StreamResponse, Outcome | None]:
+        """Send it on and send the answer back, to its last byte; an outcome if it ended badly.
 
-        body: whole bytes, or what is still to come; None where the request has none.
-        Raises UpstreamError while nothing has been sent to the client.
+        retriable: the request may be computed twice. Idempotent methods may anyway.
+        added: fields beside the answer's own.
+        Raises UpstreamError, or the client's own `Refused` for its body, while nothing was sent to the client.
         """
+        headers = to_backend(request.raw_headers, host=self._connections.host, identity=False)
+        async with self._connections.open(
+            request.method,
+            request.raw_path,
+            headers,
+            body.data if body.complete else body,
+            length=body.length,
+            retriable=retriable or request.method in IDEMPOTENT,
+            timeline=timeline,
+        ) as answer:
+            reply = StreamReply(answer.status, answer.headers + added, answer.reason)
+            await reply.prepare(request)
+            try:
+                async for piece in answer.chunks():
+                    await reply.write(piece)
+            except UpstreamError as error:
+                reply.abort()
+                return reply, Outcome.TIMEOUT if error.failure is Failure.TIMEOUT else Outcome.TRUNCATED
+            except Refused:  # the client's own upload went wrong when its answer had begun already
+                reply.abort()
+                return reply, Outcome.TRUNCATED
+            await reply.write_eof()
+            return reply, Outcome.UPSTREAM_ERROR if answer.status >= 500 else None
+
+    def __repr__(self) -> str:
+        return f"<Relay to {self._connections!r}>"

@@ -52,7 +52,9 @@ class RouteSettings:
 
     id: str = setting(MISSING, "The `route` label of every metric: letters, digits, `_`, `.` and `-`.")
     match: Match = setting(MISSING, "Which requests; the first route that fits wins.")
-    mode: Mode = setting(Mode.ON, "`off`: these requests only pass through, nothing is read, stored or joined.")
+    mode: Mode = setting(
+        Mode.ON, "`off`: these requests only pass through, nothing is stored or joined. Left out: `mode` at the top."
+    )
     model: ModelSettings = setting(ModelSettings(), "What you know of the model and the backend does not say.")
     cache: CacheSettings = setting(CacheSettings(), "What differs from `cache` at the top.")
     batch: BatchSettings = setting(BatchSettings(), "What differs from `batch` at the top.")

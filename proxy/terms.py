@@ -50,6 +50,7 @@ class Reason(Enum):
     REFRESH = "refresh"  # the caller's `Forebay-Cache: refresh`
     REDIS_DOWN = "redis_down"  # not in memory, and Redis could not be asked
     NO_STORE = "no_store"  # known to be uncacheable: went straight to the backend
+    MISFIT = "misfit"  # its items were found, but not all from answers of one form
     # rejected: never sent to the backend
     QUEUE_FULL = "queue_full"
     DRAINING = "draining"
@@ -73,7 +74,7 @@ class Identity(NamedTuple):
     """Which weights answer: part of every key, so that no answer outlives its model.
 
     versions: what the backend lists, () where it lists none.
-    generation: Unix seconds at which this process last had reason to believe the weights changed.
+    generation: Unix seconds at which this process last had reason to believe the weights changed; 0 if it had none.
     revision: what the operator configured, "" if nothing.
     known: False where the backend offers nothing to poll; lifetimes are short then.
     """

@@ -23,9 +23,12 @@ class World:
     in_flight: int = 0
     drains: list[None] = field(default_factory=list)
 
+    async def metrics(self) -> bytes:
+        return b"# HELP x y\n"
+
     def watched(self) -> Watched:
         return Watched(
-            metrics=lambda: b"# HELP x y\n",
+            metrics=self.metrics,
             not_ready=lambda: self.not_ready,
             draining=lambda: bool(self.drains),
             in_flight=lambda: self.in_flight,

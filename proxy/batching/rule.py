@@ -280,7 +280,7 @@ class Fixed:
     def arrived(self, items: int, now: float) -> None:
         pass
 
-    def decide(self, now: float, waiting: Waiting, next_answer: float) -> Leave | WakeAt:  # noqa: ARG002 - Rule's shape
+    def decide(self, now: float, waiting: Waiting, next_answer: float) -> Leave | WakeAt:
         if self._preferred:
             fitting = [total for total in accumulate(waiting.sizes()) if total in self._preferred]
             if fitting:
@@ -293,7 +293,7 @@ class Fixed:
     def end_moment(self) -> None:
         pass
 
-    def forecast(self, items: int) -> float:  # noqa: ARG002 - Rule's shape
+    def forecast(self, items: int) -> float:
         return 0.0
 
     def answered(self, now: float, items: int, held: float, *, representative: bool) -> None:

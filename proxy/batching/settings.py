@@ -20,8 +20,8 @@ class BatchMode(Enum):
 class BatchSettings:
     mode: BatchMode = setting(
         BatchMode.ADAPTIVE,
-        "`adaptive` waits only where recent company says that waiting pays; `fixed` holds every batch until it is full, "
-        "of a preferred size, or `max_delay` old; `off` never joins calls.",
+        "`adaptive` waits only where recent company says that waiting pays; `fixed` holds a batch until it is full, "
+        "of a preferred size or `max_delay` old; `off` never joins calls.",
     )
     max_size: int = setting(32, "Most items in one joined upstream request; the model's own limit caps it.", minimum=1)
     max_delay: Seconds = setting(

@@ -139,7 +139,7 @@ _Head: TypeAlias = tuple[str, str, str, str | None, Identity, bytes, Headers]
 
 
 class _Dropped(dict[bytes, bool]):
-    """Which names, as they were written, cannot matter; worked out once for each, a hundred times a second asked."""
+    """Which names, as they were written, cannot matter: worked out once each, since every request asks for all."""
 
     LARGEST: Final = 1024
 

@@ -104,7 +104,7 @@ def _query(scheme: str, parts: SplitResult) -> dict[str, str]:
 
 def _host(parts: SplitResult) -> str:
     if not parts.hostname:
-        raise ValueError(f"redis: the address names no host: write {_FORMS}")
+        raise ValueError(f"redis: the address names no host: write {_FORMS}; {_ENCODE}")
     return unquote(parts.hostname)
 
 

@@ -40,7 +40,7 @@ class Traffic:
     direct_seconds: float = 12.0
 
 
-async def run(*, redis: str | None, stay: bool, traffic: Traffic = Traffic()) -> int:  # noqa: B008  # frozen
+async def run(*, redis: str | None, stay: bool, traffic: Traffic = Traffic()) -> int:
     """Run the demo; 0 if every request was answered."""
     print("Forebay demo: a sentence encoder (numpy, one thread), asked directly and through Forebay.")
     async with contextlib.AsyncExitStack() as parts:
@@ -92,8 +92,8 @@ async def _compare(upstream: str, forebay: str, admin: str, traffic: Traffic) ->
         print(screen.summary())
     faster = direct.measured.seconds / through.measured.seconds if through.measured.seconds else 0.0
     print(
-        f"\nThe same {sent:,} requests took {direct.measured.seconds:.1f} s directly and {through.measured.seconds:.1f} s"
-        f" through Forebay: {faster:.1f} times as fast.\n"
+        f"\nThe same {sent:,} requests took {direct.measured.seconds:.1f} s directly and "
+        f"{through.measured.seconds:.1f} s through Forebay: {faster:.1f} times as fast.\n"
         f"Traffic: {traffic.callers} callers in a closed loop, one of {len(texts):,} sentences a request, "
         f"{repetition(asked[:sent]):.0%} of the requests repeat an earlier one (Zipf 0.8, 35 % among the last 64).\n"
         "Your own rate and repetition will differ, and so will the gain."

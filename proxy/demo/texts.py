@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _MODULES = (
-    "argparse ast bisect calendar cgi codecs collections configparser contextlib copy csv dataclasses datetime decimal difflib "
-    "dis doctest email enum fileinput fractions ftplib functools gettext glob gzip heapq html http imaplib inspect ipaddress "
-    "json locale logging lzma mailbox mimetypes multiprocessing numbers operator optparse os pathlib pdb pickle platform "
-    "poplib pprint profile pydoc queue random re sched selectors shelve shlex shutil smtplib socket sqlite3 ssl statistics "
-    "string subprocess tarfile tempfile textwrap threading timeit tokenize traceback turtle typing unittest urllib uuid "
-    "warnings wave weakref xml zipfile"
+    "argparse ast bisect calendar cgi codecs collections configparser contextlib copy csv dataclasses datetime "
+    "decimal difflib dis doctest email enum fileinput fractions ftplib functools gettext glob gzip heapq html "
+    "http imaplib inspect ipaddress json locale logging lzma mailbox mimetypes multiprocessing numbers operator "
+    "optparse os pathlib pdb pickle platform poplib pprint profile pydoc queue random re sched selectors shelve "
+    "shlex shutil smtplib socket sqlite3 ssl statistics string subprocess tarfile tempfile textwrap threading "
+    "timeit tokenize traceback turtle typing unittest urllib uuid warnings wave weakref xml zipfile"
 )
 _SENTENCE = re.compile(r"[A-Z][^.:\n|`<>{}\\]{18,160}?\.(?=\s|$)")
 

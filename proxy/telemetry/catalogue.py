@@ -14,6 +14,8 @@ from enum import Enum
 from typing import Final
 
 from proxy.batching.rule import DispatchReason
+from proxy.caching.look_ups import LookUp
+from proxy.caching.writes import Store
 from proxy.terms import Failure, Outcome, Reason
 
 
@@ -46,26 +48,6 @@ class Tier(Enum):
     REDIS = "redis"
 
 
-class LookupResult(Enum):
-    """What asking one tier for one item came to; memory knows only the first two."""
-
-    HIT = "hit"
-    MISS = "miss"
-    CORRUPT = "corrupt"  # what lies there is not an entry with this item's proof
-    ERROR = "error"
-    TIMEOUT = "timeout"
-    SKIPPED = "skipped"  # Redis is known to be down: not asked, not waited for
-
-
-class WriteResult(Enum):
-    """What became of one entry on its way to Redis."""
-
-    STORED = "stored"
-    DROPPED = "dropped"  # the write queue was full
-    ERROR = "error"
-    FULL = "full"  # Redis is at its maxmemory and may evict nothing
-
-
 class WaitKind(Enum):
     """Why an item waited in its window."""
 
@@ -85,11 +67,14 @@ class RetryReason(Enum):
     """Why an exchange was tried again."""
 
     CONNECT = "connect"  # no connection came about
-    RESET = "reset"  # a reused connection died before the first byte of an answer
+    REUSED = "reused"  # a reused connection died before the first byte of an answer
 
 
 ANSWERED: Final = "answered"
-"""The upstream outcome beside `Failure`: a complete answer came, whatever its status."""
+ABANDONED: Final = "abandoned"
+"""Upstream outcomes beside `Failure`: the answer came whole, whatever its status; the caller left before it had."""
+
+EXCHANGE_OUTCOMES: Final = (ANSWERED, ABANDONED, *(failure.value for failure in Failure))
 
 NO_MODEL: Final = ""
 """The `model` of a request that names none. To Prometheus an empty label is no label."""
@@ -116,6 +101,7 @@ DECISIONS: Final[dict[Outcome, tuple[Reason, ...]]] = {
         Reason.REFRESH,
         Reason.REDIS_DOWN,
         Reason.NO_STORE,
+        Reason.MISFIT,
     ),
     Outcome.REJECTED: (
         Reason.QUEUE_FULL,
@@ -216,11 +202,11 @@ class Metric:
         return f"{self.says}. {f'From: {self.start}; to: ' if self.start else 'At: '}{self.stop}."
 
 
-def _counter(name: str, says: str, counted: str, *labels: Label, unit: str = "1") -> Metric:
+def _counter(name: str, says: str, counted: str, *labels: Label, unit: str) -> Metric:
     return Metric(name, Kind.COUNTER, says, "", counted, unit, labels)
 
 
-def _gauge(name: str, says: str, start: str, stop: str, *labels: Label, unit: str = "1") -> Metric:
+def _gauge(name: str, says: str, start: str, stop: str, *labels: Label, unit: str) -> Metric:
     return Metric(name, Kind.GAUGE, says, start, stop, unit, labels)
 
 
@@ -234,7 +220,6 @@ T1: Final = "body read (t1)"
 T3: Final = "enqueued (t3)"
 T4: Final = "dispatched (t4)"
 T5: Final = "connection held (t5)"
-T6: Final = "request written (t6)"
 T7: Final = "upstream headers (t7)"
 T9: Final = "last upstream byte (t9)"
 T10: Final = "last write drained or client gone (t10)"
@@ -246,6 +231,7 @@ REQUESTS: Final = _counter(
     ROUTE,
     MODEL,
     _closed("outcome", Outcome),
+    unit="requests",
 )
 DURATION: Final = _seconds(
     "forebay_request_duration_seconds",
@@ -256,7 +242,14 @@ DURATION: Final = _seconds(
     ROUTE,
     _closed("outcome", Outcome),
 )
-ACTIVE: Final = _gauge("forebay_requests_active", "Requests in progress", T0, T10, ROUTE)
+ACTIVE: Final = _gauge(
+    "forebay_requests_active",
+    "Requests in progress",
+    T0,
+    T10,
+    ROUTE,
+    unit="requests",
+)
 DECIDED: Final = _counter(
     "forebay_decisions_total",
     "Requests that were not answered whole from the response cache, by why; whatever their outcome",
@@ -264,6 +257,7 @@ DECIDED: Final = _counter(
     ROUTE,
     Label("decision", tuple(outcome.value for outcome in DECISIONS)),
     _closed("reason", Reason),
+    unit="requests",
 )
 ITEMS_LOOKED_UP: Final = _counter(
     "forebay_cache_items_total",
@@ -271,6 +265,7 @@ ITEMS_LOOKED_UP: Final = _counter(
     "the item's look-up came to its result (t2)",
     ROUTE,
     _closed("result", ItemResult),
+    unit="items",
 )
 LOOKUPS: Final = _seconds(
     "forebay_cache_lookup_duration_seconds",
@@ -279,7 +274,7 @@ LOOKUPS: Final = _seconds(
     "result known or waiting given up",
     LOOKUP,
     TIER,
-    _closed("result", LookupResult),
+    _closed("result", LookUp),
 )
 STORES: Final = _counter(
     "forebay_cache_stores_total",
@@ -287,6 +282,7 @@ STORES: Final = _counter(
     "an item's fill ended with an answer",
     ROUTE,
     _closed("result", StoreResult),
+    unit="items",
 )
 SAVED: Final = _counter(
     "forebay_cache_saved_upstream_seconds_total",
@@ -304,24 +300,30 @@ CACHE_BYTES: Final = _gauge(
     unit="bytes",
 )
 EVICTIONS: Final = _counter(
-    "forebay_cache_evictions_total", "Entries that memory gave up for others", "entry evicted to make room"
+    "forebay_cache_evictions_total",
+    "Entries that memory gave up for others",
+    "entry evicted to make room",
+    unit="entries",
 )
 MISMATCHES: Final = _counter(
     "forebay_cache_proof_mismatches_total",
     "Entries found at an item's address that are another item's, treated as misses",
     "the proof of an entry in memory differs from the item's",
+    unit="entries",
 )
 REDIS_WRITES: Final = _counter(
     "forebay_redis_writes_total",
     "Entries on their way to Redis, by what became of them",
     "Redis acknowledged or refused the entry, or it was given up",
-    _closed("result", WriteResult),
+    _closed("result", Store),
+    unit="entries",
 )
 REDIS_UP: Final = _gauge(
     "forebay_redis_up",
     "1 while Redis answers, 0 while it is not asked; absent without Redis",
     "a connection or a background probe succeeds",
     "a command or a probe fails",
+    unit="0 or 1",
 )
 COALESCE_WAIT: Final = _seconds(
     "forebay_coalesce_wait_seconds",
@@ -360,6 +362,7 @@ DISPATCHES: Final = _counter(
     T4,
     ROUTE,
     _closed("reason", DispatchReason),
+    unit="batches",
 )
 SPLITS: Final = _counter(
     "forebay_batch_splits_total",
@@ -367,27 +370,31 @@ SPLITS: Final = _counter(
     "the exchange of the joined request ended without an answer for each member",
     ROUTE,
     _closed("reason", SplitReason),
+    unit="joined requests",
 )
 EXCHANGES: Final = _seconds(
     "forebay_upstream_duration_seconds",
     "Time of one upstream exchange, by how it ended; answered whatever the status",
-    T5,
-    "last upstream byte (t9) or failure",
+    "exchange begun, before it has a connection",
+    "last upstream byte (t9), failure or abandoned; a second try included",
     EXCHANGE,
     TARGET,
-    Label("outcome", (ANSWERED, *(failure.value for failure in Failure))),
+    Label("outcome", EXCHANGE_OUTCOMES),
 )
-TTFB: Final = _seconds(
-    "forebay_upstream_ttfb_seconds", "Time until the backend began to answer", T6, T7, EXCHANGE
-)
+TTFB: Final = _seconds("forebay_upstream_ttfb_seconds", "Time until the backend began to answer", T5, T7, EXCHANGE)
 POOL_WAIT: Final = _seconds(
-    "forebay_upstream_pool_wait_seconds", "Time until a connection to the backend was held", T4, T5, WAIT
+    "forebay_upstream_pool_wait_seconds",
+    "Time until a connection to the backend was held, new or kept",
+    "connection asked for",
+    T5,
+    WAIT,
 )
 RETRIES: Final = _counter(
     "forebay_upstream_retries_total",
     "Exchanges tried again",
     "second try begun",
     _closed("reason", RetryReason),
+    unit="exchanges",
 )
 PROXY_OVERHEAD: Final = _seconds(
     "forebay_proxy_overhead_seconds",
@@ -404,6 +411,7 @@ SLOTS: Final = _gauge(
     "",
     TARGET,
     MODEL,
+    unit="slots",
 )
 LOOP_LAG: Final = _seconds(
     "forebay_event_loop_lag_seconds",
@@ -418,6 +426,7 @@ CONFIG: Final = _gauge(
     "configuration applied",
     "",
     Label("hash", source="the configuration in force"),
+    unit="1",
 )
 
 CATALOGUE: Final[tuple[Metric, ...]] = (

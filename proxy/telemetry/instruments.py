@@ -5,8 +5,8 @@ Invariants
     To count is to change an attribute of a child made beforehand: no labels are looked at.
     The buckets, `+Inf` and `_count` of a histogram are written from one copy, so they always agree;
     its `_sum` may lack or lead by the one observation that is under way.
-    What is negative or no number is never observed: it is an interval whose end did not happen, and
-    one nan would spoil a sum for good.
+    What is negative or no number is never counted or observed: it is an interval whose end did not
+    happen, and one nan would spoil a sum for good.
 
 A child's lines differ only in their numbers, so the rest of them is made once, with the child, and
 writing is one `%` each: a twentieth of the time that `prometheus_client.generate_latest` takes for the
@@ -49,7 +49,7 @@ class Counter:
         self.value += 1
 
     def add(self, amount: float) -> None:
-        """Count `amount` at once; what is not above 0 and finite is nothing."""
+        """Count `amount` at once; what is not above 0 and finite counts nothing."""
         if 0 < amount < _INF:
             self.value += amount
 
@@ -96,7 +96,7 @@ class Histogram:
     def __init__(self, bounds: Sequence[float]) -> None:
         assert list(bounds) == sorted(set(bounds)), bounds
         assert bounds, "without a bound it is a counter"
-        assert 0 <= bounds[0], "Prometheus takes the sum for a counter"
+        assert bounds[0] >= 0, "Prometheus takes the sum for a counter"
         assert bounds[-1] < _INF, "+Inf is added here"
         self.bounds = tuple(bounds)
         self.sum: float = 0

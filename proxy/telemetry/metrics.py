@@ -16,16 +16,18 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Final, Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 
 from proxy.batching.rule import DispatchReason
+from proxy.caching.look_ups import LookUp
+from proxy.caching.writes import Store
 from proxy.telemetry import catalogue as c
 from proxy.telemetry.instruments import Counter, Family, Gauge, Histogram
-from proxy.terms import Failure, Outcome, Reason, Timeline
+from proxy.terms import Outcome, Reason, Timeline
 
 MODELS: Final = 50
 """Models that get a `model` label of their own."""
@@ -129,11 +131,11 @@ class RouteMetrics:
             for decision, reasons in c.DECISIONS.items()
             for reason in reasons
         }
-        nothing_decided = Counter()  # not exported: the request was answered from the response cache, or failed first
+        decided[None] = Counter()  # not exported: answered from the response cache, or ended before a decision
         self._endings: dict[Outcome, _Ending] = {}
         for index, outcome in enumerate(Outcome):
-            own = c.DECISIONS.get(outcome)
-            decisions = {**decided, None: nothing_decided} if own is None else {r: decided[r] for r in own}
+            own: tuple[Reason | None, ...] = c.DECISIONS.get(outcome, (None, *Reason))
+            decisions = {reason: decided[reason] for reason in own}
             duration = families.histogram(c.DURATION, route, outcome.value)
             self._endings[outcome] = _Ending(index, duration, decisions)
 
@@ -194,17 +196,17 @@ class RedisMetrics:
 
     def __init__(self, families: Families) -> None:
         tier = c.Tier.REDIS.value
-        self._lookups = {result.value: families.histogram(c.LOOKUPS, tier, result.value) for result in c.LookupResult}
-        self._writes = {result.value: families.counter(c.REDIS_WRITES, result.value) for result in c.WriteResult}
+        self._lookups = {result: families.histogram(c.LOOKUPS, tier, result.value) for result in LookUp}
+        self._writes = {result: families.counter(c.REDIS_WRITES, result.value) for result in Store}
         self._up = families.gauge(c.REDIS_UP)
 
-    def lookup(self, seconds: float, result: str) -> None:
+    def lookup(self, seconds: float, result: LookUp) -> None:
         self._lookups[result].observe(seconds)
 
-    def store(self, result: str) -> None:
+    def store(self, result: Store) -> None:
         self._writes[result].inc()
 
-    def up(self, up: bool) -> None:  # noqa: FBT001 - the observer protocol's own shape
+    def up(self, up: bool) -> None:
         self._up.set(int(up))
 
     def __repr__(self) -> str:
@@ -242,7 +244,7 @@ class UpstreamMetrics:
 
     def __init__(self, families: Families) -> None:
         self._families = families
-        self._targets: dict[str, dict[Failure | None, Histogram]] = {}
+        self._targets: dict[str, dict[str, Histogram]] = {}
         self._ttfb = families.histogram(c.TTFB)
         self._pool_wait = families.histogram(c.POOL_WAIT)
         self._retries = {reason.value: families.counter(c.RETRIES, reason.value) for reason in c.RetryReason}
@@ -250,11 +252,10 @@ class UpstreamMetrics:
     def target(self, target: str) -> None:
         """A configured target: its children are made now."""
         self._targets[target] = {
-            failure: self._families.histogram(c.EXCHANGES, target, failure.value if failure else c.ANSWERED)
-            for failure in (None, *Failure)
+            outcome: self._families.histogram(c.EXCHANGES, target, outcome) for outcome in c.EXCHANGE_OUTCOMES
         }
 
-    def exchange(self, target: str, seconds: float, outcome: Failure | None) -> None:
+    def exchange(self, target: str, seconds: float, outcome: str) -> None:
         if target not in self._targets:
             self.target(target)
         self._targets[target][outcome].observe(seconds)
@@ -287,12 +288,18 @@ class Metrics:
     """Everything that is counted. `routes`: their ids; `config_hash`: of the configuration in force."""
 
     def __init__(
-        self, routes: Iterable[str], *, config_hash: str, unix_time: Callable[[], float] = time.time
+        self,
+        routes: Iterable[str],
+        *,
+        config_hash: str,
+        now: Callable[[], float] = time.monotonic,
+        unix_time: Callable[[], float] = time.time,
     ) -> None:
         self._families = Families()
+        self._now = now
         self._unix_time = unix_time
         self._memory: MemoryFacts | None = None
-        self._oldest_wait: Callable[[str], float | None] | None = None
+        self._oldest: Callable[[], Mapping[str, float]] | None = None
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
         self.models = ModelLabels()
@@ -300,7 +307,7 @@ class Metrics:
         self.batches = BatchMetrics(self.route)
         self.upstream = UpstreamMetrics(self._families)
         self.loop_lag = self._families.histogram(c.LOOP_LAG)
-        memory, known = c.Tier.MEMORY.value, (c.LookupResult.HIT, c.LookupResult.MISS)
+        memory, known = c.Tier.MEMORY.value, (LookUp.HIT, LookUp.MISS)
         self.memory_lookups = {result: self._families.histogram(c.LOOKUPS, memory, result.value) for result in known}
         self.configured(config_hash)
 
@@ -329,9 +336,9 @@ class Metrics:
         """Ask this store in every `refresh`."""
         self._memory = memory
 
-    def watch_queue(self, oldest_wait: Callable[[str], float | None]) -> None:
-        """Ask in every `refresh`: seconds the oldest waiting item of a route has waited, None if none waits."""
-        self._oldest_wait = oldest_wait
+    def watch_queue(self, oldest: Callable[[], Mapping[str, float]]) -> None:
+        """Ask in every `refresh` when, by `now`, the oldest item came of each route in which one waits."""
+        self._oldest = oldest
 
     def refresh(self) -> None:
         """Ask for what only others can tell. On the loop's thread, for it reads what the loop changes."""
@@ -339,11 +346,10 @@ class Metrics:
             self._families.gauge(c.CACHE_BYTES, c.Tier.MEMORY.value).set(self._memory.bytes)
             self._families.counter(c.EVICTIONS).value = self._memory.evictions
             self._families.counter(c.MISMATCHES).value = self._memory.mismatches
-        if self._oldest_wait is not None:
-            now = self._unix_time()
+        if self._oldest is not None:
+            came, began = self._oldest(), self._unix_time() - self._now()
             for name, route in self._routes.items():
-                waited = self._oldest_wait(name)
-                route.oldest_enqueued.set(0 if waited is None else now - waited)
+                route.oldest_enqueued.set(began + came[name] if name in came else 0)
 
     def render(self) -> bytes:
         """The text format, version 0.0.4, of everything as it was last refreshed. Any thread may call it."""

@@ -24,11 +24,15 @@ class Address(NamedTuple):
             parts = urlsplit(target)
             port = parts.port
         except ValueError:
-            raise ValueError(f"upstream {_shown(target)} has no valid host and port: write {scheme}://HOST:PORT") from None
+            raise ValueError(
+                f"upstream {_shown(target)} has no valid host and port: write {scheme}://HOST:PORT"
+            ) from None
         if parts.username is not None or parts.password is not None:
             raise ValueError(f"upstream {_shown(target)} holds credentials: leave them out, callers send their own")
         if not parts.hostname or any(c.isspace() or not c.isascii() for c in rest):
             raise ValueError(f"upstream {_shown(target)} has no valid host: write {scheme}://HOST:PORT")
+        if not any(c.isalpha() or c == ":" for c in parts.hostname) and parts.hostname.count(".") != 3:
+            raise ValueError(f"upstream {_shown(target)} has no valid host: write all four numbers of the address")
         if parts.path not in ("", "/") or parts.query or parts.fragment or rest.rstrip("/") != parts.netloc:
             raise ValueError(f"upstream {_shown(target)} must end after the port: write {scheme}://{parts.netloc}")
         if port == 0:

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import os
 import socket
-import ssl
 from enum import Enum
 
-from aiohttp import ClientConnectorCertificateError, ClientConnectorDNSError, ClientConnectorError, ClientConnectorSSLError
+from aiohttp import (
+    ClientConnectorCertificateError,
+    ClientConnectorDNSError,
+    ClientConnectorError,
+    ClientConnectorSSLError,
+)
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 
 from proxy.terms import Failure
@@ -48,7 +52,7 @@ def no_connection(target: str, error: ClientConnectorError) -> UpstreamError:
     if isinstance(error, ClientConnectorCertificateError):
         cause = "its certificate is not trusted"
     elif isinstance(error, ClientConnectorSSLError):
-        cause = "it does not speak TLS that we do" if isinstance(error.os_error, ssl.SSLError) else "TLS failed"
+        cause = "no TLS came about with it"
     elif isinstance(error, ClientConnectorDNSError) or isinstance(error.os_error, socket.gaierror):
         cause = "its name does not resolve"
     elif error.os_error.errno:

@@ -127,17 +127,22 @@ class Link(ResponseHandler):
 
     def close(self) -> None:
         """Close, without first sending what is still in the buffer: nobody wants it any more."""
+        self._fail_body(ClientPayloadError("closed"))
         if self.transport is not None and self.transport.get_write_buffer_size():
             self.abort()
         else:
             super().close()
 
     def data_received(self, data: bytes) -> None:
-        if not self._busy:
-            self._spoil()
-            return
-        if data:
+        if data:  # none: the reader of a body made room for what the parser holds
+            if not self._busy:
+                self._spoil()
+                return
             self.silent = False
+        # Head and rest apart: whatever is wrong behind a whole answer must not take the answer with it.
+        if not self._headed and not self._buffer and (end := data.find(b"\r\n\r\n") + 4) > 3:
+            super().data_received(data[:end])
+            data = data[end:]
         super().data_received(data)
         if self._exception is not None:
             self._fail_body(ClientPayloadError("malformed"))

@@ -6,10 +6,12 @@ itself whether it may be used again. There is no limit on connections: slots and
 
 from __future__ import annotations
 
+import asyncio
 import functools
 
 from aiohttp import ClientTimeout, TCPConnector
 from aiohttp.client_exceptions import ClientConnectorError, ClientError
+from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ClientRequest
 from aiohttp.connector import Connection
 from yarl import URL
@@ -88,12 +90,16 @@ class Pool:
         return f"<Pool {self._address.url} busy={self.busy} idle={self.idle}>"
 
 
+def _link(loop: asyncio.AbstractEventLoop) -> ResponseHandler:
+    return Link(loop)
+
+
 class _Connector(TCPConnector):
     """aiohttp's connector with links of ours."""
 
     def __init__(self, *, limit: int, keepalive_timeout: float) -> None:
         super().__init__(limit=limit, keepalive_timeout=keepalive_timeout)
-        self._factory = functools.partial(Link, loop=self._loop)
+        self._factory = functools.partial(_link, loop=self._loop)
 
     @property
     def idle(self) -> int:

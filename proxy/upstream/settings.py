@@ -9,13 +9,15 @@ from proxy.settings import Seconds, setting
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long each step of an exchange may take; None waits for ever. Generation takes minutes, so little is bounded."""
+    """How long each step of an exchange may take. None waits for ever: generation takes minutes."""
 
     connect: Seconds | None = setting(
         Seconds(1.0), "Longest wait for a new connection, name look-up and TLS included.", minimum=0.001
     )
     idle: Seconds | None = setting(
-        None, "Longest silence inside a body: between two reads of an answer, or while an upload is not taken.", minimum=0.001
+        None,
+        "Longest silence inside a body: between two reads of an answer, or of an upload not taken.",
+        minimum=0.001,
     )
     first_byte: Seconds | None = setting(
         None, "Longest wait from the end of the request to the head of the answer.", minimum=0.001
@@ -27,7 +29,7 @@ class Timeouts:
 class UpstreamSettings:
     """Where the backend is and how it is talked to."""
 
-    targets: tuple[str, ...] = setting((), "Addresses of the backend, as in `http://127.0.0.1:8000`; exactly one for now.")
+    targets: tuple[str, ...] = setting((), "Where the backend is, as in `http://127.0.0.1:8000`; exactly one for now.")
     timeout: Timeouts = setting(Timeouts(), "How long each step may take.")
     keepalive: Seconds = setting(
         Seconds(4.0), "How long an idle connection is kept; keep it below the backend's own idle time-out.", minimum=0.0

@@ -78,9 +78,13 @@ class ModelServer:
         if path == "/v2/models/double":
             return web.json_response({"name": "double", "versions": [self.version], "platform": "test"})
         if path == "/v2/models/double/config":
-            groups = [{"name": "double", "kind": "KIND_CPU", "count": self.instances}]
             return web.json_response(
-                {"name": "double", "max_batch_size": self.max_batch_size, "instance_group": groups}
+                {
+                    "name": "double",
+                    "max_batch_size": self.max_batch_size,
+                    "input": [{"name": "x", "data_type": "TYPE_INT64", "dims": [-1]}],
+                    "instance_group": [{"name": "double", "kind": "KIND_CPU", "count": self.instances}],
+                }
             )
         if path == "/v2/models/double/stats":
             stat = {"name": "double", "version": self.version, "inference_count": self.served}

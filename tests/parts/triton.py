@@ -59,7 +59,7 @@ class ServedModel:
         return replace(self, name=name)
 
     def config(self) -> str:
-        """This model as config.pbtxt."""
+        """The text of config.pbtxt."""
 
         def tensor(kind: str, name: str, datatype: str, dims: tuple[int, ...]) -> str:
             optional = " optional: true" if kind == "input" and self.optional_inputs else ""
@@ -84,7 +84,21 @@ class ServedModel:
 
 
 _X, _Y = (("X", "TYPE_FP32", (-1,)),), (("Y", "TYPE_FP32", (-1,)),)
-_TYPES = ("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP16", "FP32", "FP64", "STRING")
+_TYPES = (
+    "BOOL",
+    "UINT8",
+    "UINT16",
+    "UINT32",
+    "UINT64",
+    "INT8",
+    "INT16",
+    "INT32",
+    "INT64",
+    "FP16",
+    "FP32",
+    "FP64",
+    "STRING",
+)
 
 ROWS = ServedModel("rows", "rows", _X, _Y)
 GRID = ServedModel("grid", "rows", (("X", "TYPE_FP32", (-1, -1)),), (("Y", "TYPE_FP32", (-1, -1)),))
@@ -109,7 +123,9 @@ DYNAMIC = replace(
     name="dynamic",
     extra="dynamic_batching { max_queue_delay_microseconds: 5000 preferred_batch_size: [ 32 ] }",
 )
-SEQUENCE = ServedModel("sequence", "rows", _X, _Y, extra="sequence_batching { max_sequence_idle_microseconds: 5000000 }")
+SEQUENCE = ServedModel(
+    "sequence", "rows", _X, _Y, extra="sequence_batching { max_sequence_idle_microseconds: 5000000 }"
+)
 
 
 class Answer(NamedTuple):
@@ -188,15 +204,13 @@ class Triton:
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
             self._process.send_signal(signal.SIGCONT)  # a test may have stopped it
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(GRACE)
-        except subprocess.TimeoutExpired:
-            pass
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._process = None
-        for leftover in Path("/dev/shm").glob(f"{self._folder.name}*"):  # noqa: S108 - Triton chose the place, we the name
+        for leftover in Path("/dev/shm").glob(f"{self._folder.name}*"):
             leftover.unlink(missing_ok=True)
 
     def add(self, *models: ServedModel) -> None:
@@ -256,7 +270,10 @@ class Triton:
             # Triton wants library, utilities and the stub of the running Python in one folder.
             backend.mkdir(parents=True)
             stub = triton / "python_backend_stubs" / packages.parent.name.removeprefix("python")
-            for source in (*(triton / "backends" / "python").glob("*triton_python*"), stub / "triton_python_backend_stub"):
+            for source in (
+                *(triton / "backends" / "python").glob("*triton_python*"),
+                stub / "triton_python_backend_stub",
+            ):
                 (backend / source.name).symlink_to(source)
         return [
             str(triton / "bin" / "tritonserver"),
@@ -293,7 +310,10 @@ def _site_packages() -> Path:
     venv = Path(os.environ.get("FOREBAY_TRITON_VENV") or ROOT / ".venv-triton")
     found = sorted(venv.glob("lib/python3.*/site-packages/pytriton/tritonserver/bin/tritonserver"))
     if not found:
-        missing("Triton", f"no nvidia-pytriton in {venv}; `make triton` installs it, FOREBAY_TRITON_VENV names another place")
+        missing(
+            "Triton",
+            f"no nvidia-pytriton in {venv}; `make triton` installs it, FOREBAY_TRITON_VENV names another place",
+        )
     return found[0].parents[3]
 
 

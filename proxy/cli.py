@@ -1,0 +1,171 @@
+"""The command `forebay`.
+
+Exit codes: 0 it ended as it should; 1 it could not start, failed, or is not healthy; 2 the command line or
+the configuration has mistakes, and nothing was started. What a person can mend is one line on stderr.
+
+What serves is imported only where it is needed, so that `--help` and `check` answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from proxy import __version__
+
+# Flags of `serve` that are settings: dotted name, metavar, help.
+_SETTINGS: Final = (
+    ("upstream", "URL", "where the model server is, as in http://127.0.0.1:8000"),
+    ("listen", "HOST:PORT", "where clients connect (127.0.0.1:8080)"),
+    ("admin", "HOST:PORT", "where metrics and health are (127.0.0.1:9901)"),
+    ("redis", "URL", "a Redis that replicas share (none)"),
+    ("batch.max_delay", "TIME", "longest voluntary wait of an item (5ms)"),
+    ("batch.max_size", "N", "most items in one upstream request (32)"),
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code."""
+    options = _parser().parse_args(arguments)
+    from proxy.config import CannotStart, Mistakes  # noqa: PLC0415 - `--help` and `--version` need none of it
+
+    try:
+        return int(options.run(options))
+    except Mistakes as mistakes:
+        for mistake in mistakes.found:
+            _complain(str(mistake))
+        if len(mistakes.found) > 1:
+            _complain(f"{len(mistakes.found)} mistakes")
+        return 2
+    except CannotStart as reason:
+        _complain(f"forebay: {reason}")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="forebay",
+        description="A reverse-proxy sidecar for model servers: response cache, coalescing, bounded batching.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"forebay {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    serve = commands.add_parser("serve", help="stand in front of a model server", allow_abbrev=False)
+    serve.add_argument("--config", metavar="FILE", type=Path, help="settings; variables and flags count more")
+    for name, metavar, text in _SETTINGS:
+        flag = f"--{name.rpartition('.')[2].replace('_', '-')}"
+        serve.add_argument(flag, dest=name, metavar=metavar, help=text)
+    serve.set_defaults(run=_serve)
+
+    check = commands.add_parser("check", help="name every mistake in a configuration file", allow_abbrev=False)
+    check.add_argument("file", metavar="FILE", type=Path)
+    check.set_defaults(run=_check)
+
+    health = commands.add_parser("health", help="is it ready? exit 0 if so, else 1", allow_abbrev=False)
+    health.add_argument("--admin", metavar="HOST:PORT", help="its admin listener (FOREBAY_ADMIN, else 127.0.0.1:9901)")
+    health.set_defaults(run=_health)
+
+    demo = commands.add_parser(
+        "demo", help="a small model server, traffic, and what Forebay does to it", allow_abbrev=False
+    )
+    demo.add_argument("--stay", action="store_true", help="leave it up until Ctrl-C")
+    demo.add_argument("--redis", metavar="URL", help="a Redis to use (none)")
+    demo.set_defaults(run=_demo)
+    return parser
+
+
+def _serve(options: argparse.Namespace) -> int:
+    from proxy.config import load  # noqa: PLC0415 - see the top
+
+    flags = {name: text for name, _, _ in _SETTINGS if (text := getattr(options, name)) is not None}
+    settings = load(options.config, os.environ, flags)
+
+    from proxy.sidecar import run  # noqa: PLC0415 - after the mistakes, which need none of it
+
+    return run(settings)
+
+
+def _demo(options: argparse.Namespace) -> int:
+    import asyncio  # noqa: PLC0415 - see the top
+
+    from proxy.demo.run import run  # noqa: PLC0415 - see the top
+
+    return asyncio.run(run(stay=options.stay, redis=options.redis))
+
+
+def _check(options: argparse.Namespace) -> int:
+    from proxy.config import load  # noqa: PLC0415 - see the top
+
+    settings = load(options.file, os.environ, {}, upstream_required=False)
+    _say(f"{options.file}: ok")
+    for line in _summary(settings):
+        _say(f"  {line}")
+    return 0
+
+
+def _summary(settings: Any) -> list[str]:
+    """What would be served, in a few lines."""
+    from proxy.config import as_dict  # noqa: PLC0415 - see the top
+
+    shown: Mapping[str, Any] = as_dict(settings)
+    upstream = ", ".join(shown["upstream"]["targets"]) or "not said here: give --upstream or FOREBAY_UPSTREAM"
+    lines = [
+        f"listen    {shown['listen']}, admin {shown['admin']}",
+        f"upstream  {upstream}",
+        f"redis     {shown['redis']}",
+    ]
+    for route in settings.table():
+        match = route.match.path if route.match.model is None else f"{route.match.path} model {route.match.model}"
+        what = (
+            f"cache {route.cache.mode.value}, batch {route.batch.mode.value}"
+            if route.mode.value == "on"
+            else "passes through"
+        )
+        lines.append(f"route     {route.id}: {match}: {what}")
+    return lines
+
+
+def _health(options: argparse.Namespace) -> int:
+    """Ask the admin listener whether traffic may come."""
+    import http.client  # noqa: PLC0415 - see the top
+
+    from proxy.config import Settings  # noqa: PLC0415 - see the top
+    from proxy.config_rules import host_port  # noqa: PLC0415 - see the top
+
+    admin = options.admin or os.environ.get("FOREBAY_ADMIN") or Settings().admin
+    try:
+        host, port = host_port(admin)
+    except ValueError as error:
+        _complain(f"--admin: {error}")
+        return 2
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - what is bound to all is asked on one
+    connection = http.client.HTTPConnection(host, port, timeout=3.0)
+    try:
+        connection.request("GET", "/readyz")
+        answer = connection.getresponse()
+        text = answer.read(200).decode("utf-8", "replace").strip().partition("\n")[0]
+    except (OSError, http.client.HTTPException) as error:
+        _say(f"no answer from {admin}: {getattr(error, 'strerror', None) or error or type(error).__name__}")
+        return 1
+    finally:
+        connection.close()
+    if answer.status == 200:
+        _say("ready")
+        return 0
+    _say(f"not ready: {text or answer.status}")
+    return 1
+
+
+def _say(line: str) -> None:
+    print(line)
+
+
+def _complain(line: str) -> None:
+    print(line, file=sys.stderr)

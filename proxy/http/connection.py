@@ -1,0 +1,375 @@
+"""Client connections: what is taken for a request, and answering one after the other.
+
+Invariants
+    Requests of a connection are answered one at a time, in the order in which they came.
+    What is not surely the beginning of a request is never read as one: after a refusal, a chunked body (its
+    trailers would become fields of the next head), an upgrade, or an answer given before its upload ended, the
+    connection ends.
+    At most `limits.head` bytes pass without a head, or a byte of a body, coming of them; so heads, trailers and
+    chunk extensions are bounded.
+    A client that leaves cancels its handler.
+    Nothing that a client sent is ever written to a log.
+
+Replaces `start` and `data_received` of aiohttp's `RequestHandler` (pinned; tests/http hold each reach), keeps its
+parser, flow control and keep-alive timer. Knows nothing of what an answer is for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final, cast
+
+from aiohttp import web
+from aiohttp.http import StreamWriter
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
+from aiohttp.http_parser import RawRequestMessage
+from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
+from aiohttp.web_protocol import RequestHandler
+
+from proxy.http import peer
+from proxy.http.heads import refusal
+from proxy.http.limits import Limits
+from proxy.http.line import Line
+from proxy.http.refusal import Refused, plain
+from proxy.terms import Reason
+
+Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
+
+_LOG: Final = logging.getLogger(__name__)
+
+_READ_BUFFER: Final = 64 * 1024
+"""Of a body, up to twice this waits for its handler; then the client is held back."""
+
+
+class Request(web.BaseRequest):
+    """aiohttp's request, except that the connection decides whether it outlives the answer."""
+
+    _protocol: Connection
+
+    @property
+    def keep_alive(self) -> bool:
+        return self._protocol.outlives(self)
+
+
+class Connection(Line):
+    """Made by an `HttpServer`, one for each accepted socket."""
+
+    __slots__ = ("_fruitless", "_handler", "_limits", "_server", "_upload", "life")
+
+    def __init__(self, server: HttpServer, handler: Handler, limits: Limits, keepalive: float) -> None:
+        super().__init__(
+            server,
+            loop=asyncio.get_running_loop(),
+            keepalive_timeout=keepalive,
+            access_log=None,
+            max_line_size=limits.head,
+            max_field_size=limits.head,
+            max_headers=limits.head,  # the bytes are what is bounded
+            read_bufsize=_READ_BUFFER,
+            auto_decompress=False,
+        )
+        self._server = server
+        self._handler = handler
+        self._limits = limits
+        self._upload: StreamReader = EMPTY_PAYLOAD  # the body of the last head parsed
+        self._fruitless = 0  # bytes since the last head or byte of a body
+        self.life: asyncio.Task[None] | None = None  # a connection is over when this is, not when its socket is
+
+    # ── the life of a connection ──────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.life = self._task_handler
+        if self._server.crowded:
+            self._server.turned_away += 1
+            self._say_last(Refused(503, Reason.QUEUE_FULL, "Too many connections."))
+
+    async def start(self) -> None:
+        """Answer what comes, one after the other; the task of this connection."""
+        loop = self._loop
+        try:
+            while not self._force_close:
+                if not self._messages:
+                    if self._server.draining and self._quiet:
+                        break
+                    self._waiter = loop.create_future()
+                    try:
+                        await self._waiter
+                    finally:
+                        self._waiter = None
+                message, payload = self._messages.popleft()
+                if isinstance(message, Refused):
+                    if self.transport is not None:
+                        self.transport.write(message.encode())
+                    break
+                if not await self._answer(cast(RawRequestMessage, message), payload):
+                    break
+                self._next_keepalive_close_time = close_time = loop.time() + self._keepalive_timeout
+                if self._keepalive_handle is None:
+                    self._keepalive_handle = loop.call_at(close_time, self._process_keepalive)
+        except BaseException:
+            self.force_close()
+            raise
+        self._hang_up(linger=not (self._server.draining and self._upload.is_eof()))
+
+    async def _answer(self, message: RawRequestMessage, payload: StreamReader) -> bool:
+        """One request, from its head to the end of its answer. True if another may follow on this connection."""
+        parser, server = self._parser, self._server
+        assert parser is not None
+        assert self.life is not None
+        parser.message_consumed()
+        if self._buffer_paused and len(self._messages) <= self._msg_queue_resume_size:
+            self._resume_reading_if_drained()
+        request = Request(message, payload, self, StreamWriter(self, self._loop), self.life, self._loop)
+        self._current_request = request
+        server.in_flight += 1
+        try:
+            response = await self._respond(request)
+        finally:
+            server.in_flight -= 1
+            self._current_request = None
+            request._task = None  # type: ignore[assignment]  # noqa: SLF001  # a cycle that would keep both alive
+        return response is not None and bool(response.keep_alive)
+
+    async def _respond(self, request: Request) -> web.StreamResponse | None:
+        """Let the handler answer, and send that; a plain error where it raises instead. None: nothing was finished."""
+        try:
+            response = await self._handler(request)
+            await response.prepare(request)
+            await response.write_eof()
+        except Refused as refused:
+            error = refused.reply()
+        except asyncio.CancelledError:
+            assert self.life is not None
+            if self.life.cancelling():
+                raise
+            _LOG.exception("A handler waited for something that was cancelled")
+            error = plain(500, "Internal error.")
+        except Exception:  # noqa: BLE001  # whatever breaks, this client gets an answer and no other is hurt
+            if self.transport is None or self.transport.is_closing():
+                return None  # it left while its answer was written
+            _LOG.exception("A handler failed")
+            error = plain(500, "Internal error.")
+        else:
+            return response
+        if request.writer.output_size:  # half an answer must not look whole
+            self.cut_off(reset=True)
+            return None
+        with contextlib.suppress(ConnectionError):  # it may leave even now
+            await error.prepare(request)
+        return error
+
+    def outlives(self, request: Request) -> bool:
+        """May another request follow on this connection, as things stand now?"""
+        message = request._message  # noqa: SLF001  # `request.message` warns
+        return not (message.should_close or message.chunked or message.upgrade or self._server.draining) and (
+            request.content.is_eof()
+        )
+
+    # ── what comes in ─────────────────────────────────────────────────────────────────────────────
+
+    def data_received(self, data: bytes) -> None:
+        if self._deaf or self._force_close:
+            return
+        limit = self._limits.head
+        while self._upload.is_eof() and self._fruitless + len(data) > limit:
+            # a head is due, and no more is fed to it than it may have
+            room = limit - self._fruitless
+            if not room:
+                self._refuse(Refused(431, Reason.HEAD_TOO_LARGE, "The head of the request is too large."))
+                return
+            self._feed(data[:room])
+            if self._deaf:
+                return
+            data = data[room:]
+        self._feed(data)
+
+    def _feed(self, data: bytes) -> None:
+        """Parse, and queue the requests whose heads are whole."""
+        assert self._parser is not None
+        body_before = self._upload.total_bytes
+        try:
+            messages, upgraded, _ = self._parser.feed_data(data)
+        except LineTooLong:
+            self._refuse(Refused(431, Reason.HEAD_TOO_LARGE, "The head of the request is too large."))
+            return
+        except (HttpProcessingError, ValueError):
+            self._refuse(Refused(400, Reason.BAD_REQUEST, "This is not a request that can be read without guessing."))
+            return
+        if not messages:
+            fruitful = self._upload.total_bytes != body_before
+            self._fruitless = 0 if fruitful else self._fruitless + len(data)
+            if self._fruitless > self._limits.head:
+                self._refuse(Refused(431, Reason.HEAD_TOO_LARGE, "The trailers of the request are too large."))
+            return
+        self._fruitless = 0
+        self._queue(messages)
+        if upgraded:
+            self._deaf = True  # it may go on in another protocol, which nobody here speaks
+
+    def _queue(self, messages: Sequence[tuple[RawRequestMessage, StreamReader]]) -> None:
+        for message, payload in messages:
+            refused = refusal(message)
+            if refused is not None:
+                self._refuse(refused)
+                return
+            self._upload = payload
+            self._messages.append((message, payload))
+        self._wake()
+        if not self._buffer_paused and len(self._messages) >= self._max_msg_queue_size:
+            self._pause_reading_for_buffer()
+
+    def _refuse(self, refused: Refused) -> None:
+        """Read nothing more. A request whose body is broken hears of it; else `refused` is the last answer."""
+        self._deaf = True
+        if self._upload.is_eof():
+            self._server.refused(refused.reason)
+            self._say_last(refused)
+        else:
+            self._upload.set_exception(refused)
+
+    def _say_last(self, refused: Refused) -> None:
+        """After the answers that are owed, `refused`, and the end."""
+        self._deaf = True
+        self._messages.append((cast(Any, refused), EMPTY_PAYLOAD))
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    # ── flow control ──────────────────────────────────────────────────────────────────────────────
+
+    def resume_reading(self, resume_parser: bool = True) -> None:
+        if not self._reading_paused and self._upload.is_eof():
+            return  # nothing is held back: the common case, once per body
+        super().resume_reading(resume_parser)
+
+    # ── the end ───────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def idle(self) -> bool:
+        """Is no request here: none in progress, and none on its way?"""
+        return self._waiter is not None and not self._waiter.done() and self._quiet
+
+    @property
+    def _quiet(self) -> bool:
+        """Is nothing of a next request here, not even in the kernel?"""
+        transport = self.transport
+        return transport is None or not (self._fruitless or peer.has_unread(transport.get_extra_info("socket")))
+
+    def finish(self) -> None:
+        """The server drains: an idle connection goes now, any other after the answers it owes."""
+        if self.idle:
+            self.force_close()
+        elif self._lingering is not None and self._upload.is_eof() and self.transport is not None:
+            self.transport.close()
+
+    def __repr__(self) -> str:
+        if self.transport is None:
+            state = "closed"
+        elif self._current_request is not None:
+            state = "answering"
+        elif self._lingering is not None:
+            state = "lingering"
+        else:
+            state = "waiting"
+        return f"<Connection {state} queued={len(self._messages)}>"
+
+
+class HttpServer(web.Server):
+    """The listening side: makes connections, counts what is in flight, and drains.
+
+    After `drain` has begun nobody is let in, every accepted request still gets its answer, and each connection ends
+    after it. A connection counts until its task has ended, not only its socket.
+
+    handler: answers one request. It is cancelled when its client leaves.
+    keepalive: seconds an idle connection is kept; longer than clients' pools keep theirs.
+    refused: told of each request that no handler saw, and why.
+
+    Above `limits.connections` a new connection gets 503 and is closed: left in the backlog, its client would wait
+    for an unknown time without being told.
+    """
+
+    def __init__(
+        self,
+        handler: Handler,
+        limits: Limits,
+        *,
+        keepalive: float = 75.0,
+        refused: Callable[[Reason], None] = lambda _: None,
+    ) -> None:
+        super().__init__(handler, handler_cancellation=True)
+        self._handler = handler
+        self._limits = limits
+        self._keepalive = keepalive
+        self._listeners: list[asyncio.Server] = []
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self.refused = refused
+        self.draining = False
+        self.in_flight = 0
+        self.turned_away = 0
+
+    def __call__(self) -> Connection:
+        return Connection(self, self._handler, self._limits, self._keepalive)
+
+    async def listen(self, host: str, port: int) -> tuple[str, int]:
+        """Accept connections; returns the address it got (`port` 0 asks for any)."""
+        listener = await self._loop.create_server(self, host, port, backlog=1024)
+        self._listeners.append(listener)
+        address: tuple[str, int] = listener.sockets[0].getsockname()[:2]
+        return address
+
+    @property
+    def crowded(self) -> bool:
+        """Are there more connections than there may be?"""
+        return len(self._connections) > self._limits.connections
+
+    async def drain(self, timeout: float) -> bool:  # noqa: ASYNC109  # its end is an answer here, not an exception
+        """Accept nothing more, let every accepted request get its answer, and end each connection after it.
+
+        True when all have ended; False when `timeout` seconds were not enough.
+        """
+        self.draining = True
+        for listener in self._listeners:
+            listener.close()
+        for connection in self.connections:
+            cast(Connection, connection).finish()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._empty.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def close(self) -> None:
+        """End everything now; handlers that still run are cancelled."""
+        self.draining = True
+        for listener in self._listeners:
+            listener.close()
+        for connection in self.connections:
+            cast(Connection, connection).drop()
+        await self._empty.wait()
+
+    def connection_made(self, handler: RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        self._empty.clear()
+
+    def connection_lost(self, handler: RequestHandler, exc: BaseException | None = None) -> None:
+        life = cast(Connection, handler).life
+        assert life is not None
+        life.add_done_callback(lambda _: self._forget(handler))
+
+    def _forget(self, handler: RequestHandler) -> None:
+        self._connections.pop(handler, None)
+        if not self._connections:
+            self._empty.set()
+
+    def __repr__(self) -> str:
+        state = "draining" if self.draining else "serving"
+        return f"<HttpServer {state} connections={len(self._connections)} in_flight={self.in_flight}>"

@@ -1,0 +1,145 @@
+"""What an Open Inference V2 server says of its models: which paths to ask, and what the answers mean.
+
+Triton answers all of these; KServe and MLServer have neither `/config` nor `/stats`. Whatever is missing,
+or not as expected, means the careful thing: rows are not items, nothing joins, no counter is known.
+
+Knows nothing of when to ask and of what follows from an answer.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final, NamedTuple
+from urllib.parse import quote
+
+import msgspec
+
+_IN_A_SEGMENT: Final = "!$&'()*+,;=:@"  # RFC 3986 allows these there unescaped, beside letters, digits and `-._~`
+_CHANGES: Final = re.compile(r"/v2/repository/models/([^/?#]+)/(?:load|unload)")
+
+index_path: Final = "/v2/repository/index"  # asked by POST
+ALL: Final = "*"
+
+
+class Facts(NamedTuple):
+    """rows: rows of dimension 0 are independent. max_batch_size: 0 where calls never join. instances: at least 1."""
+
+    rows: bool
+    max_batch_size: int
+    instances: int
+
+
+UNKNOWN: Final = Facts(rows=False, max_batch_size=0, instances=1)
+
+
+def segment(name: str) -> str:
+    """A model's or version's name as one path segment, in the only spelling that Forebay uses or recognises."""
+    return quote(name, safe=_IN_A_SEGMENT)
+
+
+def metadata_path(model: str) -> str:
+    return f"/v2/models/{segment(model)}"
+
+
+def config_path(model: str) -> str:
+    return f"{metadata_path(model)}/config"
+
+
+def stats_path(model: str) -> str:
+    return f"{metadata_path(model)}/stats"
+
+
+def model_facts(config: bytes | None) -> Facts:
+    """What a model's config promises of its rows.
+
+    Rows are independent only where Triton's own batcher could put them together just as well: not where
+    state, a stream of answers, ragged or batch-wide tensors, or models behind this one (an ensemble's
+    steps) have a say.
+    """
+    read = _object(config)
+    size = _count(read.get("max_batch_size"))
+    if size is None:
+        return UNKNOWN
+    groups = [group for group in _list(read, "instance_group") if isinstance(group, dict) and not group.get("passive")]
+    inputs = [one for one in _list(read, "input") if isinstance(one, dict)]
+    policy = read.get("model_transaction_policy")
+    independent = (
+        size > 0
+        and bool(inputs)
+        and not any(key in read for key in ("sequence_batching", "ensemble_scheduling"))
+        and not any(_list(read, key) for key in ("batch_input", "batch_output"))
+        and not any(one.get("allow_ragged_batch") or one.get("is_shape_tensor") for one in inputs)
+        and not (isinstance(policy, dict) and policy.get("decoupled"))
+    )
+    return Facts(independent, size, max(1, sum(_instances(group) for group in groups)))
+
+
+def versions(metadata: bytes | None) -> tuple[str, ...]:
+    """The versions that a model's metadata lists, in its order; () where it lists none."""
+    return tuple(version for version in _list(_object(metadata), "versions") if isinstance(version, str))
+
+
+def counters(stats: bytes | None) -> dict[str, int] | None:
+    """Every counter of a model's statistics, under `version/name`: one that falls means that the model was loaded anew.
+
+    None where the server keeps no such statistics.
+    """
+    models = _object(stats).get("model_stats")
+    if not isinstance(models, list):
+        return None
+    found: dict[str, int] = {}
+    for model in models:
+        if isinstance(model, dict) and isinstance(version := model.get("version"), str):
+            flat = {name: model.get(name) for name in ("last_inference", "inference_count", "execution_count")}
+            kinds = model.get("inference_stats")
+            for kind, values in kinds.items() if isinstance(kinds, dict) else ():
+                if isinstance(values, dict):
+                    flat |= {f"{kind}.{name}": value for name, value in values.items()}
+            found |= {
+                f"{version}/{name}": count for name, value in flat.items() if (count := _count(value)) is not None
+            }
+    return found
+
+
+def listed(index: bytes | None) -> tuple[str, ...]:
+    """The models that the repository index calls ready, each once, in its order."""
+    read = _decoded(index)
+    models = [model for model in read if isinstance(model, dict)] if isinstance(read, list) else []
+    names = [model.get("name") for model in models if model.get("state", "READY") == "READY"]
+    return tuple(dict.fromkeys(name for name in names if isinstance(name, str)))
+
+
+def changes_models(method: str, path: str) -> str | None:
+    """The model whose answers may change when this request has succeeded: ALL if any may, None if none.
+
+    A load or unload touches more than the model it names: ensembles and models that call others.
+    """
+    return ALL if method == "POST" and _CHANGES.fullmatch(path) else None
+
+
+def _instances(group: dict[str, Any]) -> int:
+    count, gpus = _count(group.get("count", 1)) or 0, group.get("gpus")
+    return count * max(1, len(gpus)) if isinstance(gpus, list) and group.get("kind") == "KIND_GPU" else count
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _object(text: bytes | None) -> dict[str, Any]:
+    read = _decoded(text)
+    return read if isinstance(read, dict) else {}
+
+
+def _list(read: dict[str, Any], key: str) -> list[Any]:
+    value = read.get(key)
+    return value if isinstance(value, list) else []
+
+
+def _decoded(text: bytes | None) -> Any:
+    if text is None:
+        return None
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,236 @@
+"""One process: the data listener, the admin listener, what lies behind them, and how it ends.
+
+Order of the end, on SIGTERM: readiness fails and nothing new is accepted; whatever was accepted is
+answered, uploads in progress too, within `drain_timeout`; then what lies behind is closed; the admin
+listener closes last, so that whoever watches sees the end. `POST /drain` does the first two and stays up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import signal
+import time
+from collections.abc import Mapping
+from typing import Any, Final, Self
+
+import uvloop
+from aiohttp import web
+
+from proxy import __version__
+from proxy.admin import Admin, Watched
+from proxy.batching.batcher import Batcher
+from proxy.caching.fingerprint import Keys, Tenant
+from proxy.caching.memory_store import MemoryStore
+from proxy.caching.redis_store import RedisStore
+from proxy.caching.tiers import Tiers
+from proxy.caching.uncacheable import Uncacheable
+from proxy.config import CannotStart, Settings, as_dict
+from proxy.config_rules import host_port
+from proxy.dispatch import Dispatcher, Done, Job
+from proxy.filling import Filler
+from proxy.http.connection import HttpServer
+from proxy.pipeline import Pipeline, Route
+from proxy.relay import Relay
+from proxy.telemetry.loop_lag import LoopLag
+from proxy.telemetry.metrics import Metrics
+from proxy.terms import Outcome, Reason, Timeline
+from proxy.upstream.connections import Connections
+from proxy.upstream.health import Health
+from proxy.upstream.models import Models
+
+log = logging.getLogger("forebay")
+
+
+class Sidecar:
+    """Forebay as configured. Between `start` and `aclose` it serves; `drain` may come in between."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        shown = json.dumps(as_dict(settings), sort_keys=True)
+        table = settings.table()
+        self.metrics = Metrics(
+            [route.id for route in table], config_hash=hashlib.sha256(shown.encode()).hexdigest()[:12]
+        )
+        self.connections = Connections(settings.upstream, self.metrics.upstream)
+        self.metrics.upstream.target(self.connections.target)
+        self.health = Health(self.connections)
+        self.models = Models(self.connections, self.health)
+        memory = MemoryStore(settings.cache.memory)
+        self.metrics.watch_memory(memory)
+        self.redis = (
+            None
+            if settings.redis is None
+            else RedisStore(settings.redis, proof_key=settings.cache.key, observe=self.metrics.redis)
+        )
+        self._tiers = Tiers(memory, self.redis)
+        dispatcher = Dispatcher(self.connections, self.connections.budget, self.metrics.batches, time.monotonic)
+        self._batcher: Batcher[Job, Done] = Batcher(send=dispatcher.send, observe=self.metrics.batches)
+        self.metrics.watch_queue(self._batcher.oldest)
+        uncacheable = Uncacheable()
+        self._filler = Filler(self._batcher, dispatcher, self._tiers, uncacheable)
+        self.pipeline = Pipeline(
+            routes=table,
+            route_parts={
+                route.id: Route(
+                    route,
+                    self.metrics.route(route.id),
+                    Keys(settings.cache.key, Tenant.parse(route.cache.tenant)),
+                )
+                for route in table
+            },
+            limits=settings.limits,
+            models=self.models,
+            tiers=self._tiers,
+            uncacheable=uncacheable,
+            filler=self._filler,
+            relay=Relay(self.connections),
+            host=self.connections.host,
+            target=self.connections.target,
+            slots=settings.upstream.slots,
+            metrics=self.metrics,
+        )
+        self._server = HttpServer(self.pipeline.handle, settings.limits, refused=self._refused)
+        self._lag = LoopLag(self.metrics.loop_lag.observe)
+        self._admin: web.AppRunner | None = None
+        self._draining: asyncio.Task[bool] | None = None
+        self.data_address = self.admin_address = ""
+
+    async def start(self) -> None:
+        """Open both listeners. Raises CannotStart where an address cannot be had."""
+        self._lag.start()
+        if self.redis is not None:
+            await self.redis.start()
+        self.health.start()
+        self.models.start()
+        host, port = host_port(self.settings.admin)
+        watched = Watched(
+            metrics=self.metrics.scrape,
+            not_ready=self.not_ready,
+            draining=lambda: self._draining is not None,
+            in_flight=lambda: self._server.in_flight,
+            drain=self.drain,
+            config=self.report,
+        )
+        admin = Admin(watched, host=host, token=self.settings.admin_token)
+        self._admin = web.AppRunner(admin.application(), access_log=None, handle_signals=False)
+        await self._admin.setup()
+        try:
+            await web.TCPSite(self._admin, host, port, shutdown_timeout=1.0).start()
+        except OSError as error:
+            raise CannotStart(_cannot_listen("admin", self.settings.admin, error)) from error
+        self.admin_address = _written(self._admin.addresses[0])
+        try:
+            address = await self._server.listen(*host_port(self.settings.listen))
+        except OSError as error:
+            raise CannotStart(_cannot_listen("listen", self.settings.listen, error)) from error
+        self.data_address = _written(address)
+
+    def not_ready(self) -> str | None:
+        """Why no traffic should come now; None if it should."""
+        return "draining" if self._draining is not None else self.health.not_ready
+
+    def drain(self) -> None:
+        """Begin to drain, once or often."""
+        if self._draining is None:
+            log.info("draining: %d requests in flight", self._server.in_flight)
+            self._batcher.drain()
+            self._draining = asyncio.create_task(self._server.drain(self.settings.drain_timeout))
+
+    async def drained(self) -> bool:
+        """Wait for the end of what `drain` began; False if `drain_timeout` cut requests off."""
+        assert self._draining is not None
+        return await self._draining
+
+    async def aclose(self) -> None:
+        """Let go of everything, the admin listener last."""
+        if self._draining is not None:
+            self._draining.cancel()
+            await asyncio.wait([self._draining])
+        await self._server.close()
+        await self._filler.aclose()
+        await self._batcher.aclose()
+        await self.models.aclose()
+        await self.health.aclose()
+        if self.redis is not None:
+            await self.redis.close()
+        await self.connections.aclose()
+        self._lag.stop()
+        if self._admin is not None:
+            await self._admin.cleanup()
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self.start()
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    def report(self) -> Mapping[str, Any]:
+        """What /config shows."""
+        return {
+            "version": __version__,
+            "settings": as_dict(self.settings),
+            "upstream": {"target": self.connections.target, "not_ready": self.health.not_ready},
+            "models": self.models.report(),
+        }
+
+    def _refused(self, reason: Reason) -> None:
+        """A request that was turned down before it had a route counts for the one that takes all."""
+        metrics = self.metrics.route(self.settings.default_route.id)
+        metrics.begin()
+        metrics.finish(Outcome.REJECTED, reason, Timeline(answered=time.monotonic()))
+
+    def __repr__(self) -> str:
+        state = "draining" if self._draining is not None else "serving"
+        return f"<Sidecar {state} on {self.data_address} for {self.connections.target}>"
+
+
+FORCED: Final = 1  # exit code when `drain_timeout` was not enough
+
+
+async def serve(settings: Settings) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code."""
+    loop = asyncio.get_running_loop()
+    asked = asyncio.Event()
+    async with Sidecar(settings) as sidecar:
+        log.info(
+            "Forebay %s: listening on http://%s, admin on http://%s, before %s",
+            __version__,
+            sidecar.data_address,
+            sidecar.admin_address,
+            sidecar.connections.target,
+        )
+        for sign in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(sign, asked.set)
+        await asked.wait()
+        for sign in (signal.SIGTERM, signal.SIGINT):  # a second one does what it does to any process
+            loop.remove_signal_handler(sign)
+        sidecar.drain()
+        if await sidecar.drained():
+            log.info("drained: every accepted request was answered")
+            return 0
+        log.error("drain_timeout of %g s was not enough: requests were cut off", settings.drain_timeout)
+        return FORCED
+
+
+def run(settings: Settings) -> int:
+    """`forebay serve`."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(serve(settings))
+
+
+def _cannot_listen(what: str, address: str, error: OSError) -> str:
+    return f"{what}: cannot listen on {address}: {error.strerror or error}; choose another with --{what} HOST:PORT"
+
+
+def _written(address: tuple[Any, ...]) -> str:
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

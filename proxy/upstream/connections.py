@@ -1,0 +1,223 @@
+"""Exchanges with the backend: one request out, its answer back, over pooled connections.
+
+Invariants
+    An answer belongs to the request that was written on its connection, or nobody gets it.
+    A connection is reused only after a whole request and a whole answer (`link.py`).
+    Tried again, at most once and within the retry budget, is only what the caller called retriable and
+    only where the backend cannot have begun: no connection came about, or a reused one died before a
+    byte of the answer. A body that is read as it comes is never sent twice.
+    An answer that begins before the upload has ended is handed over at once. A refusal stops the
+    upload; beside a success it goes on until the answer has ended. The connection is not reused.
+    Every failure is an `UpstreamError` with a `Failure`; whoever is cancelled closes the connection.
+
+Knows nothing of protocols, caches, callers and what the fields mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Final, Protocol
+
+from proxy.settings import Seconds
+from proxy.terms import Exchange, Headers, Timeline
+from proxy.upstream import request
+from proxy.upstream.address import Address
+from proxy.upstream.answer import Answer, Body, Sent
+from proxy.upstream.errors import Retry, UpstreamError
+from proxy.upstream.pool import Pool
+from proxy.upstream.retry_budget import RetryBudget
+from proxy.upstream.settings import Timeouts, UpstreamSettings
+
+__all__ = ["Answer", "Connections", "Observer", "Retry", "Silent", "UpstreamError"]
+
+ANSWERED: Final = "answered"
+ABANDONED: Final = "abandoned"
+"""Outcomes beside those of `Failure`: the answer came whole; the caller left before it had."""
+
+
+class Observer(Protocol):
+    """What is told of exchanges, in seconds.
+
+    exchange: one asked for by a caller is over; from its begin, retries included, to the last byte.
+    ttfb: from the connection held to the head of the answer. pool_wait: for a connection, new or kept.
+    retry: one more try; connect or reused.
+    """
+
+    def exchange(self, target: str, seconds: float, outcome: str) -> None: ...
+    def ttfb(self, seconds: float) -> None: ...
+    def pool_wait(self, seconds: float) -> None: ...
+    def retry(self, reason: str) -> None: ...
+
+
+class Silent:
+    """Observes nothing."""
+
+    def exchange(self, target: str, seconds: float, outcome: str) -> None: ...
+    def ttfb(self, seconds: float) -> None: ...
+    def pool_wait(self, seconds: float) -> None: ...
+    def retry(self, reason: str) -> None: ...
+
+
+_OWN_FIELDS: Final = ((b"Accept", b"application/json"), (b"User-Agent", b"forebay"))
+
+
+class Connections:
+    """The way to one target. Usable from one event loop, the one of its first exchange."""
+
+    def __init__(
+        self, settings: UpstreamSettings, observe: Observer | None = None, budget: RetryBudget | None = None
+    ) -> None:
+        if len(settings.targets) != 1:
+            raise ValueError(f"upstream.targets must hold exactly one address, not {len(settings.targets)}")
+        self._address = Address.parse(settings.targets[0])
+        self._settings = settings
+        self._observe: Observer = Silent() if observe is None else observe
+        self._watchers: list[Callable[[UpstreamError | None], None]] = []
+        self._made: Pool | None = None
+        self.budget = RetryBudget() if budget is None else budget
+
+    @property
+    def target(self) -> str:
+        """The target as it is named in messages and metrics."""
+        return self._address.url
+
+    @property
+    def host(self) -> bytes:
+        """What the backend expects in `Host`."""
+        return self._address.host
+
+    def watch(self, watcher: Callable[[UpstreamError | None], None]) -> None:
+        """Call `watcher` with how each try went: None when a head came, else the error."""
+        self._watchers.append(watcher)
+
+    async def exchange(
+        self,
+        method: str,
+        target: str,
+        headers: Headers,
+        body: bytes = b"",
+        *,
+        retriable: bool = False,
+        timeline: Timeline | None = None,
+    ) -> Exchange:
+        """One request and its whole answer. Raises UpstreamError."""
+        sent = self._sent(method, target, headers, body, timeline=timeline)
+        return await self._whole(sent, retriable, self._observe)
+
+    def open(
+        self,
+        method: str,
+        target: str,
+        headers: Headers,
+        body: Body = None,
+        *,
+        length: int | None = None,
+        retriable: bool = False,
+        timeline: Timeline | None = None,
+    ) -> AbstractAsyncContextManager[Answer]:
+        """One request; entered when the head of its answer has come. To leave before its end closes the connection.
+
+        target: path and query as they go on the wire. headers: end-to-end fields.
+        length: bytes of a body that is read as it comes; None sends it in chunks.
+        Entering raises UpstreamError, and whatever reading the body raises.
+        """
+        sent = self._sent(method, target, headers, body, length=length, timeline=timeline)
+        return self._open(sent, retriable, self._observe)
+
+    async def ask(self, target: str, *, within: float) -> Exchange:
+        """A question of Forebay's own: no caller's fields, not observed. Raises UpstreamError."""
+        limits = Timeouts(connect=self._settings.timeout.connect, total=Seconds(within))
+        sent = self._sent("GET", target, _OWN_FIELDS, None, limits=limits)
+        return await self._whole(sent, True, Silent())
+
+    async def aclose(self) -> None:
+        """Close every connection; exchanges under way fail."""
+        if self._made is not None:
+            await self._made.aclose()
+
+    def __repr__(self) -> str:
+        busy, idle = (0, 0) if self._made is None else (self._made.busy, self._made.idle)
+        return f"<Connections {self.target} busy={busy} idle={idle}>"
+
+    def _sent(
+        self,
+        method: str,
+        target: str,
+        headers: Headers,
+        body: Body,
+        *,
+        length: int | None = None,
+        limits: Timeouts | None = None,
+        timeline: Timeline | None = None,
+    ) -> Sent:
+        limits = self._settings.timeout if limits is None else limits
+        if body is None or isinstance(body, bytes):
+            length = len(body or b"")
+        head = request.head(method, target, headers, host=self.host, length=length)
+        deadline = None if limits.total is None else asyncio.get_running_loop().time() + limits.total
+        return Sent(method, head, body, length, limits, deadline, timeline or Timeline())
+
+    async def _whole(self, sent: Sent, retriable: bool, observe: Observer) -> Exchange:
+        async with self._open(sent, retriable, observe) as answer:
+            body = await answer.read()
+        return Exchange(answer.status, answer.reason, answer.headers, body)
+
+    @asynccontextmanager
+    async def _open(self, sent: Sent, retriable: bool, observe: Observer) -> AsyncIterator[Answer]:
+        started = time.monotonic()
+        outcome = ABANDONED
+        try:
+            answer = await self._begin(sent, retriable, observe)
+            try:
+                yield answer
+            finally:
+                if answer.ended:
+                    outcome = ANSWERED
+                await answer.close()
+        except UpstreamError as error:
+            outcome = error.failure.value
+            raise
+        finally:
+            over = sent.timeline.upstream_end if outcome is ANSWERED else time.monotonic()
+            observe.exchange(self.target, over - started, outcome)
+
+    async def _begin(self, sent: Sent, retriable: bool, observe: Observer) -> Answer:
+        """Send the request, once more if that is safe; the answer whose head came."""
+        self.budget.request(time.monotonic())
+        try:
+            return await self._try(sent, observe, fresh=False)
+        except UpstreamError as error:
+            if not retriable or error.retry is None or sent.consumed or not self.budget.spend(time.monotonic()):
+                raise
+            observe.retry(error.retry.value)
+        return await self._try(sent, observe, fresh=True)
+
+    async def _try(self, sent: Sent, observe: Observer, *, fresh: bool) -> Answer:
+        try:
+            answer = await self._send(sent, observe, fresh)
+        except UpstreamError as error:
+            for watcher in self._watchers:
+                watcher(error)
+            raise
+        for watcher in self._watchers:
+            watcher(None)
+        return answer
+
+    async def _send(self, sent: Sent, observe: Observer, fresh: bool) -> Answer:
+        if self._made is None:
+            self._made = Pool(self._address, keepalive=self._settings.keepalive)
+        started = time.monotonic()
+        lent = await self._made.take(within=sent.least(sent.limits.connect), fresh=fresh)
+        sent.timeline.connected = connected = time.monotonic()
+        observe.pool_wait(connected - started)
+        answer = Answer(self.target, lent, sent)
+        try:
+            await answer.begin()
+        except BaseException:
+            await answer.close()
+            raise
+        observe.ttfb(sent.timeline.upstream_headers - connected)
+        return answer
