@@ -145,7 +145,6 @@ def _health(options: argparse.Namespace) -> int:
     except ValueError as error:
         _complain(f"--admin: {error}")
         return 2
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - what is bound to all is asked on one
     connection = http.client.HTTPConnection(host, port, timeout=3.0)
     try:
         connection.request("GET", "/readyz")

@@ -205,17 +205,24 @@ def _between(settings: Settings, table: Mapping[str, RouteSettings], wrong: Coll
     """What settings must not say together; what could not be read is left out, it says nothing."""
     if "listen" not in wrong and "admin" not in wrong:
         yield from rules.addresses(settings.listen, settings.admin, settings.upstream.targets)
-    if not any(name.startswith("batch") for name in wrong):
-        faults = list(rules.batches("batch", settings.batch))
+    faults = list(rules.batches("batch", settings.batch))
+    if not _under("batch", wrong):
         yield from faults
-        for path, route in table.items() if not faults else ():
-            yield from rules.batches(f"{path}.batch", route.batch)
-    read = {
-        path: route
-        for path, route in table.items()
-        if not any(name.startswith((f"{path}.id", f"{path}.match")) for name in wrong)
-    }
-    yield from rules.routes(read)
+        for path, route in table.items():
+            if not faults and not _under(f"{path}.batch", wrong):  # else a route would repeat what it inherits
+                yield from rules.batches(f"{path}.batch", route.batch)
+    yield from rules.routes(
+        {
+            path: route
+            for path, route in table.items()
+            if not _under(f"{path}.id", wrong) and not _under(f"{path}.match", wrong)
+        }
+    )
+
+
+def _under(path: str, wrong: Collection[str]) -> bool:
+    """Could something at or below `path` not be read?"""
+    return any(name == path or name.startswith((f"{path}.", f"{path}[")) for name in wrong)
 
 
 def _place(written: Section, path: str) -> Place:

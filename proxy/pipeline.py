@@ -75,7 +75,7 @@ class Visit:
     endpoint: Endpoint | None
     query: str
     timeline: Timeline
-    outcome: Outcome = Outcome.BYPASS
+    outcome: Outcome = Outcome.UPSTREAM_ERROR  # until something better is known
     reason: Reason | None = None
     answering: bool = False  # the client has been sent something: too late for another answer
 
@@ -138,7 +138,7 @@ class Pipeline:
         self._tiers = tiers
         self._uncacheable = uncacheable
         self._filler = filler
-        self._flights: Flights[Entry] = Flights()
+        self.flights: Flights[Entry] = Flights()
         self._relay = relay
         self._host = host
         self._target = target
@@ -261,7 +261,7 @@ class Pipeline:
         flights: dict[int, Flight[Entry]] = {}
         led: list[int] = []
         for place in missing:
-            flights[place], leading = self._flights.lead_or_follow(fingerprints[place])
+            flights[place], leading = self.flights.lead_or_follow(fingerprints[place])
             if leading:
                 led.append(place)
         counts[ItemResult.MISS].add(len(led))
@@ -434,7 +434,7 @@ class Pipeline:
         return plans
 
     def __repr__(self) -> str:
-        return f"<Pipeline {self._flights!r}, {self._tiers!r}, {self._filler!r}>"
+        return f"<Pipeline {self.flights!r}, {self._tiers!r}, {self._filler!r}>"
 
 
 def _readable(headers: Headers) -> bool:

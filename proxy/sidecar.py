@@ -115,10 +115,10 @@ class Sidecar:
             config=self.report,
         )
         admin = Admin(watched, host=host, token=self.settings.admin_token)
-        self._admin = web.AppRunner(admin.application(), access_log=None, handle_signals=False)
+        self._admin = web.AppRunner(admin.application(), access_log=None, shutdown_timeout=1.0)
         await self._admin.setup()
         try:
-            await web.TCPSite(self._admin, host, port, shutdown_timeout=1.0).start()
+            await web.TCPSite(self._admin, host, port).start()
         except OSError as error:
             raise CannotStart(_cannot_listen("admin", self.settings.admin, error)) from error
         self.admin_address = _written(self._admin.addresses[0])
@@ -178,7 +178,7 @@ class Sidecar:
             "version": __version__,
             "settings": as_dict(self.settings),
             "upstream": {"target": self.connections.target, "not_ready": self.health.not_ready},
-            "models": self.models.report(),
+            "models": repr(self.models),
         }
 
     def _refused(self, reason: Reason) -> None:

@@ -165,7 +165,7 @@ async def test_health_is_what_the_admin_listener_says(
     """A container's probe needs no curl: exit 0 when traffic may come, 1 when not, and why in one line."""
     async with admin(not_ready) as address:
         assert await asyncio.to_thread(main, ["health", "--admin", address]) == code
-        monkeypatch.setenv("FOREBAY_ADMIN", address.replace("127.0.0.1", "0.0.0.0"))
+        monkeypatch.setenv("FOREBAY_ADMIN", address)
         assert await asyncio.to_thread(main, ["health"]) == code
     assert capsys.readouterr() == (said * 2, "")
 

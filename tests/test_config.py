@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from proxy import config_docs, config_tree
@@ -25,6 +26,8 @@ from proxy.settings import Bytes, Seconds, setting
 ROOT = Path(__file__).parent.parent
 URL = "http://127.0.0.1:8000"
 SECRET = "hunter2"
+
+no_deadline = hypothesis_settings(deadline=None)  # the machine may be busy
 
 
 def read(path: Path, text: str, /, environ: dict[str, str] | None = None, **flags: str) -> Settings:
@@ -304,7 +307,7 @@ routes:
     match: {path: v1}
   - id: b
     match: {path: /v2}
-    batch: {max_delay: -1s}
+    batch: {max_delay: -1s, preferred_sizes: [99]}
     modes: off
 """
     found = mistakes(tmp_path, text, {"FOREBAY_LIMITS__HEAD": "1"}, **{"batch.max_queue": "0"})
@@ -453,6 +456,7 @@ def test_the_configuration_can_be_shown_to_anybody(tmp_path: Path) -> None:
 amounts = st.integers(0, 10**6)
 
 
+@no_deadline
 @given(
     delay=st.floats(0, 1e6).map(lambda seconds: round(seconds, 7)),
     size=st.integers(0, 1 << 50),
@@ -493,6 +497,7 @@ def test_what_is_shown_can_be_written_and_means_the_same(
     assert load(path, {}, {}) == settings
 
 
+@no_deadline
 @given(st.text() | st.text("{}[]:,-*&!|>'\"%@#\n\t batchmodeon0159", max_size=60))
 def test_no_file_is_a_traceback(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     """Whatever a file holds, it is a configuration or a list of mistakes with places."""
@@ -505,6 +510,7 @@ def test_no_file_is_a_traceback(tmp_path_factory: pytest.TempPathFactory, text: 
         assert all(1 <= mistake.place.line <= lines + 1 and mistake.place.column >= 1 for mistake in caught.found)
 
 
+@no_deadline
 @given(st.floats(0, 1e9), st.integers(0, 1 << 60))
 def test_durations_and_sizes_are_read_as_they_are_written(seconds: float, size: int) -> None:
     """A value that Forebay shows is exactly the value that it uses."""

@@ -77,6 +77,7 @@ PURE = (
     "config.py",
     "measure/workload.py",
     "measure/report.py",
+    "measure/simulator.py",
 )
 IMPURE = (
     *("aiohttp", "hiredis", "redis", "requests", "uvloop"),

@@ -40,9 +40,7 @@ from proxy.batching.ticket import (
 __all__ = ["Batch", "BatchAborted", "BatchObserver", "Batcher", "QueueFull", "Slot", "Ticket", "Withdrawn"]
 
 RECORDS = 1024
-"""Signatures whose record is kept, about 3 KB each; the one that was longest without a window goes first."""
-
-_EARLY = 1e-6  # seconds by which a timer may come early and still counts as on time
+"""Signatures whose record is kept, about 4 KB each; the one that was longest without a window goes first."""
 
 
 class _Run(Generic[P, R]):
@@ -115,11 +113,11 @@ class Batcher(Generic[P, R]):
             run.lane.draining = self._draining
         elif run.lane.slots.limit != slots:
             run.lane.slots.resize(slots, now)
+        self._ask(run)
         rule = self._rule(run, (lane, route, signature, settings, max_size), settings, max_size)
         ticket: Ticket[R] = Ticket(
             self._loop.create_future(), size=size, lane=lane, route=route, rule=rule, now=now, withdraw=self._withdraw
         )
-        self._ask(run)
         run.lane.add(ticket, size, rule, now)
         run.waiting[ticket] = part
         ticket.result.add_done_callback(ticket.result_done)
@@ -188,12 +186,9 @@ class Batcher(Generic[P, R]):
             self._decide(run, self._now())
 
     def _woken(self, run: _Run[P, R]) -> None:
+        """Loops round timers to their own resolution: where it is early, the decision asks for another one."""
         run.timer = None
-        now = self._now()
-        if run.wake - now > _EARLY:  # loops round timers to their own resolution
-            run.timer = self._loop.call_later(run.wake - now, self._woken, run)
-        else:
-            self._decide(run, max(now, run.wake))
+        self._decide(run, self._now())
 
     def _decide(self, run: _Run[P, R], now: float) -> None:
         try:

@@ -120,11 +120,9 @@ class Adaptive:
 
     def arrived(self, items: int, now: float) -> None:
         moment = self._moment
-        if moment is None or items >= self.max_size:  # a part that fills a batch by itself joins nobody
+        if items >= self.max_size:  # a part that fills a batch by itself joins nobody
             return
-        if now - moment.at > self.max_delay:
-            self._score(now)
-        else:
+        if moment is not None and now - moment.at <= self.max_delay:
             moment.joined(items, now)
 
     def decide(self, now: float, waiting: Waiting, next_answer: float) -> Leave | WakeAt:
@@ -156,7 +154,7 @@ class Adaptive:
         board = self._boards[now - self._answered <= self.max_delay]
         self._moment = _Moment(now, items, board)
         # A joiner whose next chance is a slot about to come free saves only the time until then.
-        saved = min(self._hold.fixed, self._hold.of(items), next_answer - now)
+        saved = min(self._hold.fixed, next_answer - now)
         room = self.max_size - items
         until, best = now, 0.0
         self._target = self.max_size

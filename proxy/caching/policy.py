@@ -102,7 +102,6 @@ class CacheSettings:
             return DEFAULT_PROOF_KEY
         return hashlib.blake2b(self.proof_key.encode(), digest_size=32, person=b"forebay key").digest()
 
-
     def __repr__(self) -> str:
         shown = {name: getattr(self, name) for name in self.__slots__} | {"proof_key": self.proof_key and "(secret)"}
         return f"CacheSettings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"

@@ -50,7 +50,7 @@ WRITE_WITHIN: Final = 1.0  # nobody waits for a write, and a slow network is no 
 LANES: Final = 2  # connections for look-ups
 MOST_KEYS: Final = 128  # in one MGET
 MOST_WRITES: Final = 64  # SETs sent in one go
-LARGE: Final = 64 * 1024  # bytes whose code takes long enough that the loop gets a turn before the next
+TURN: Final = 64 * 1024  # bytes that are encoded or decoded before the loop gets a turn
 LONGEST: Final = 365 * 86400.0  # seconds that anything lives
 
 WATCH_EVERY: Final = 2.0  # seconds between probes while up, so that an idle Forebay tells the truth
@@ -90,7 +90,7 @@ class _Link(Protocol):
 class RedisStore:
     """The shared tier of the response cache.
 
-    url: see `RedisAddress`. proof_key: the key of the code in each entry.
+    url: see `RedisAddress`. proof_key: the key of the code in each entry, at most 64 bytes.
     queue_bytes: the most that entries waiting to be written may hold.
     pause, wall: how it waits between probes, and the clock of lifetimes in Unix seconds.
     """
@@ -105,6 +105,7 @@ class RedisStore:
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,
         wall: Callable[[], float] = time.time,
     ) -> None:
+        assert len(proof_key) <= 64
         self.address = RedisAddress.parse(url)
         self._proof_key = proof_key
         self._observe: RedisObserver = observe or Silent()
@@ -114,6 +115,7 @@ class RedisStore:
         self._told: bool | None = None
         self._decided = asyncio.Event()
         self._supervisor: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._look_ups = LookUps(self._observe)
         self._most_keys = MOST_KEYS
         self._writes = Writes(self._observe, limit=queue_bytes)
@@ -139,7 +141,7 @@ class RedisStore:
             except TimeoutError:
                 pass  # what is left is counted as dropped below
         self._supervisor.cancel()
-        await asyncio.gather(self._supervisor, return_exceptions=True)
+        await asyncio.gather(self._supervisor, *self._tasks, return_exceptions=True)
         self._supervisor = None
         self._breaker.up = False
         self._let_go(LookUp.ERROR)
@@ -179,22 +181,24 @@ class RedisStore:
 
     async def _serve(self, probed: _Link) -> None:
         """Everything that runs while Redis is up; over with the first failure of any of it."""
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._tend(self._watch, probed))
-                tasks.create_task(self._tend(self._write_behind, self._new_link(probed)))
-                for _ in range(LANES):
-                    tasks.create_task(self._tend(self._look_up, self._new_link(probed)))
-        except* Exception:  # noqa: BLE001 - whatever it is, requests go on without Redis
-            assert not self._breaker.up  # `_tend` has told of it
+        lanes = [(self._look_up, self._new_link(probed)) for _ in range(LANES)]
+        self._tasks = [
+            asyncio.create_task(self._tend(work, link))
+            for work, link in ((self._watch, probed), (self._write_behind, self._new_link(probed)), *lanes)
+        ]
+        try:  # not a TaskGroup: before Python 3.13 it forgets a cancellation that comes while it deals with a failure
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _tend(self, work: Callable[[_Link], Awaitable[None]], link: _Link) -> None:
         try:
             await work(link)
-        except Exception as failure:
-            if self._breaker.up:  # at once: the group ends some turns of the loop later
+        except Exception as failure:  # noqa: BLE001 - whatever it is, requests go on without Redis
+            if self._breaker.up:
                 self._fall(failure)
-            raise
         finally:
             await _hang_up(link)
 
@@ -217,11 +221,14 @@ class RedisStore:
                 self._most_keys = max(1, self._most_keys // 2)  # the values may just be too large for so many
                 raise
             self._most_keys = min(MOST_KEYS, self._most_keys + 1)
+            done = 0
             for key, value in zip(keys, values, strict=True):
                 found = decode(key.fingerprint, value, self._proof_key) if isinstance(value, bytes) else None
                 result = LookUp.HIT if found else LookUp.MISS if value is None else LookUp.CORRUPT
                 self._look_ups.answer(key, result, found)
-                if found and len(found.body) > LARGE:
+                done += len(found.body) if found else 0
+                if done > TURN:
+                    done = 0
                     await asyncio.sleep(0)
 
     async def _mget(self, link: _Link, command: Sequence[bytes]) -> list[object]:
@@ -248,20 +255,23 @@ class RedisStore:
                 await _hang_up(link)
 
     async def _write(self, link: _Link, writes: Sequence[Write]) -> list[object]:
-        """One reply an entry; None for one that is no longer fresh."""
+        """One reply an entry; DROPPED for one that is no longer fresh."""
         now = self._wall()
         commands: list[tuple[bytes, ...]] = []
         fresh: list[bool] = []
+        done = 0
         for write in writes:
             lifetime = math.floor(min(write.entry.fresh_until - now, LONGEST) * 1000)
             fresh.append(lifetime > 0)
             if lifetime > 0:
                 value = encode(write.fingerprint, write.entry, self._proof_key)
                 commands.append((b"SET", _name(write.fingerprint), value, b"PX", b"%d" % lifetime))
-            if write.size > LARGE:
+            done += write.size
+            if done > TURN:
+                done = 0
                 await asyncio.sleep(0)
         replies = iter(await self._exchange(link, commands, WRITE_WITHIN))
-        return [next(replies) if is_fresh else None for is_fresh in fresh]
+        return [next(replies) if is_fresh else Store.DROPPED for is_fresh in fresh]
 
     async def _exchange(self, link: _Link, commands: Sequence[Sequence[bytes]], seconds: float) -> list[object]:
         """One reply a command, a refusal as the error it is; any other failure is raised, time-out included."""
@@ -342,8 +352,8 @@ def _name(fingerprint: Fingerprint) -> bytes:
 
 
 def _stored(reply: object) -> Store:
-    if reply is None:
-        return Store.DROPPED
+    if isinstance(reply, Store):
+        return reply
     if isinstance(reply, OutOfMemoryError):
         return Store.FULL
     if isinstance(reply, ResponseError):

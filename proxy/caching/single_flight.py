@@ -195,12 +195,16 @@ class Flights(Generic[R]):
             return Flight(fingerprint, None), True
         return flight, False
 
+    @property
+    def waiting(self) -> int:
+        """Seats taken in flights that can be joined: a caller of three flights has three."""
+        return sum(flight.waiters for flight in self._table.values())
+
     def __len__(self) -> int:
         return len(self._table)
 
     def __repr__(self) -> str:
-        waiting = sum(flight.waiters for flight in self._table.values())
-        return f"<Flights {len(self)} under way, {waiting} waiting, {self.mismatches} mismatches>"
+        return f"<Flights {len(self)} under way, {self.waiting} waiting, {self.mismatches} mismatches>"
 
 
 async def all_settled(flights: Iterable[Flight[R]]) -> None:

@@ -148,8 +148,9 @@ class Connection(Line):
                 raise
             _LOG.exception("A handler waited for something that was cancelled")
             error = plain(500, "Internal error.")
-        except Exception:  # noqa: BLE001  # whatever breaks, this client gets an answer and no other is hurt
-            if self.transport is None or self.transport.is_closing():
+        except Exception as failure:  # noqa: BLE001  # whatever breaks, its client is told and no other is hurt
+            gone = self.transport is None or self.transport.is_closing()
+            if gone and isinstance(failure, ConnectionError):
                 return None  # it left while its answer was written
             _LOG.exception("A handler failed")
             error = plain(500, "Internal error.")

@@ -24,6 +24,9 @@ from proxy.http import peer
 LINGER: Final = 5.0
 """Seconds for a client to take the last answer and let go."""
 
+STALLS: Final = 12
+"""How many times `LINGER` a client may take nothing of what is left of its last answer."""
+
 LOOK_AFTER: Final = 1.0
 """Seconds between two looks at whether a client that is held back is still there."""
 
@@ -105,14 +108,21 @@ class Line(RequestHandler):
             self._resume_transport_reading()
         else:
             transport.close()
-        self._lingering = self._loop.call_later(LINGER, self._let_go, transport.get_write_buffer_size())
+        self._lingering = self._loop.call_later(LINGER, self._let_go, self._untaken(), 0)
 
-    def _let_go(self, unsent_before: int) -> None:
-        transport = self.transport
-        if transport is None:
+    def _let_go(self, untaken_before: int, stalls: int) -> None:
+        """A client that reads slowly gets all; one that has all, or does not read, has had its time."""
+        if self.transport is None:
             return
-        unsent = transport.get_write_buffer_size()
-        if 0 < unsent < unsent_before:  # slow, but it reads
-            self._lingering = self._loop.call_later(LINGER, self._let_go, unsent)
+        untaken = self._untaken()
+        stalls = 0 if untaken < untaken_before else stalls + 1
+        if untaken and stalls < STALLS:
+            self._lingering = self._loop.call_later(LINGER, self._let_go, untaken, stalls)
         else:
-            transport.abort()
+            self.transport.abort()
+
+    def _untaken(self) -> int:
+        """Bytes of answers that have not reached the client, in our buffer and in the kernel's."""
+        transport = self.transport
+        assert transport is not None
+        return transport.get_write_buffer_size() + peer.unacknowledged(transport.get_extra_info("socket"))

@@ -45,7 +45,8 @@ def encode_head(status: int, reason: bytes, headers: Headers, framing: bytes) ->
     """A whole head. `framing` holds complete lines; framing fields among `headers` are left out."""
     fields = [field for field in headers if field[0].lower() not in FRAMING]
     lines = b"\r\n".join(map(b": ".join, fields))
-    if lines.count(b"\n") != max(len(fields) - 1, 0) or lines.count(b"\r") != max(len(fields) - 1, 0):
+    breaks = len(fields) - 1 if fields else 0
+    if lines.count(b"\n") != breaks or lines.count(b"\r") != breaks:
         raise ValueError("a header field of an answer holds a line break")
     return b"".join((_status_line(status, reason), lines, b"\r\n" if fields else b"", framing, b"\r\n"))
 
@@ -176,7 +177,6 @@ class StreamReply(web.StreamResponse):
                 assert size <= self._left, "more body than its declared length"
                 self._left -= size
             await writer.write(data)
-        await writer.drain()
 
     async def write_eof(self, data: bytes = b"") -> None:
         """End the body; one that is shorter than declared is given up instead."""

@@ -15,6 +15,8 @@ ever; forgets half a head that came behind an answer; on close, goes on sending 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import select
 from typing import Final
 
@@ -46,6 +48,7 @@ class Link(ResponseHandler):
         self._headed = False  # the final head was taken: whatever follows the body is too much
         self._spoilt = False
         self._poll: select.poll | None = None
+        self._spare = -1  # a second descriptor of the socket, while `hold` is in force
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -86,13 +89,23 @@ class Link(ResponseHandler):
     async def drain(self) -> None:
         """Wait until the transport wants more bytes, and let an answer that came meanwhile be read first.
 
-        A backend that refuses an upload answers and closes; to write on would bring a reset that can
-        destroy the answer before it is read. Two turns of the loop read what the kernel holds.
+        Two turns of the loop read what the kernel holds. Without them a body that never waits would be
+        sent on for long after it was refused.
         """
         await self._drain_helper()
         if not self._headed and self.waiting():
             await asyncio.sleep(0)
             await asyncio.sleep(0)
+
+    def hold(self) -> None:
+        """For this exchange, keep what the kernel holds readable when a write fails.
+
+        A backend that refuses an upload and closes resets what is written after that. The loop closes
+        the socket then, though the refusal may still lie in it, unread.
+        """
+        transport = self.transport
+        if transport is not None and transport.get_extra_info("sslcontext") is None:  # TLS could not be read past it
+            self._spare = os.dup(transport.get_extra_info("socket").fileno())
 
     def fail(self, error: BaseException) -> None:
         """Whoever reads head or body of the present answer gets `error`."""
@@ -110,6 +123,7 @@ class Link(ResponseHandler):
     def settle(self) -> bool:
         """The exchange is over: is the connection as good as new?"""
         self._busy = False
+        self._let_go()
         transport = self.transport
         if transport is None or transport.is_closing() or self._spoilt or self.should_close:
             return False
@@ -152,8 +166,20 @@ class Link(ResponseHandler):
 
     def connection_lost(self, exc: BaseException | None) -> None:
         if exc is not None:
+            self._read_rest()
             self._fail_body(ClientPayloadError("connection lost"))
+        self._let_go()
         super().connection_lost(exc)
+
+    def _read_rest(self) -> None:
+        with contextlib.suppress(OSError):  # the reset itself, or nothing there
+            while self._spare >= 0 and (data := os.read(self._spare, READ_AHEAD)):
+                self.data_received(data)
+
+    def _let_go(self) -> None:
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare = -1
 
     def _fail_body(self, error: BaseException) -> None:
         if self._payload is not None and not self._payload.is_eof() and self._payload.exception() is None:

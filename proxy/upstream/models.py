@@ -104,7 +104,8 @@ class Models:
         self._paused_until = -math.inf
         self._generation = 0.0
         self._doubts = 0  # reasons to doubt so far: what was asked before one is not believed after it
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._poller: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()  # questions beside the polls
         health.watch(self._reachable)
 
     def get(self, name: str) -> Model | None:
@@ -133,11 +134,12 @@ class Models:
             self._seek(name)
 
     def start(self) -> None:
-        self._spawn(self._run())
+        assert self._poller is None
+        self._poller = asyncio.create_task(self._run())
 
     async def aclose(self) -> None:
         """Ask no more."""
-        tasks = list(self._tasks)
+        tasks = [*self._tasks, *([self._poller] if self._poller else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -170,20 +172,33 @@ class Models:
 
     async def _ask(self, name: str) -> None:
         """One round of questions about one model; `name` is in `_asking` until it is over."""
-        doubts, in_use = self._doubts, name in self._records
+        in_use = name in self._records
         try:
-            facts = await self._questions(name)
+            facts = await self._answers(name)
         except (_NoNews, UpstreamError):
             self._paused_until = self._now() + PAUSE
             return
         finally:
             self._asking.discard(name)
-        if doubts != self._doubts or in_use != (name in self._records):
-            return  # asked before a reason to doubt, or forgotten meanwhile
+        if in_use and name not in self._records:
+            return  # forgotten meanwhile
         if facts is None:
             self._refused(name)
         else:
             self._learnt(name, facts)
+
+    async def _answers(self, name: str) -> _Facts | None:
+        """What the questions find out, asked again if a reason to doubt came up meanwhile."""
+        while True:
+            doubts = self._doubts
+            try:
+                facts = await self._questions(name)
+            except (_NoNews, UpstreamError):
+                if doubts == self._doubts:
+                    raise
+            else:
+                if doubts == self._doubts:
+                    return facts
 
     async def _questions(self, name: str) -> _Facts | None:
         """None where the backend does not list the model. Raises UpstreamError, _NoNews."""

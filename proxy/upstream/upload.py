@@ -49,6 +49,7 @@ class Upload:
         self._length = length
         self._idle = idle
         self._on_done = on_done
+        link.hold()
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:

@@ -85,7 +85,6 @@ class BatcherMachine(RuleBasedStateMachine):
     @rule(calls=st.lists(CALLS, min_size=1, max_size=5), data=st.data())
     def call(self, calls: list[tuple[int, str, bytes, str]], data: st.DataObject) -> None:
         """Several calls in one turn of the loop, and perhaps one of them leaves in the same turn."""
-
         leaver, withdraws = data.draw(st.integers(0, 9)), data.draw(st.booleans())
 
         async def turn() -> None:

@@ -42,6 +42,7 @@ def test_a_part_counts_by_its_items() -> None:
     one, seven = with_company(1, after=0.5, size=7), with_company(7, after=0.5)
     for rule in (one, seven):
         assert rule.decide(1000.0, Crowd(1), NEVER) == WakeAt(1001.0)
+        assert rule.decide(1000.4, Crowd(1, 1, 1), NEVER) == WakeAt(1001.0)
         assert rule.decide(1000.5, Crowd(1, 7), NEVER) == Leave(8, DispatchReason.EXPECTED)
 
 
@@ -49,6 +50,16 @@ def test_a_part_that_fills_a_batch_by_itself_is_no_company() -> None:
     """Nobody waits for a call with which it cannot travel."""
     rule = with_company(1, after=0.5, size=32)
     assert rule.decide(1000.0, Crowd(1), NEVER) == Leave(1, DispatchReason.READY)
+
+
+def test_a_long_busy_spell_leaves_nothing_behind() -> None:
+    """Who comes too late to be company is not remembered, however many there are before the next ready moment."""
+    rule = with_company(7, after=0.5)
+    rule.decide(1000.0, Crowd(1), NEVER)
+    for n in range(1000):
+        rule.arrived(1, 1000.0 + n)
+    assert rule._moment is not None
+    assert rule._moment.offsets == [float(n) for n in range(9)]
 
 
 def test_company_after_answers_says_nothing_of_a_request_out_of_the_blue() -> None:
@@ -99,6 +110,15 @@ def test_a_straggler_hardly_moves_the_fit() -> None:
         fit.add(8, 20.0)
     fit.add(8, 2000.0)
     assert 20 < fit.of(8) < 20.5
+
+
+def test_larger_batches_that_happen_to_be_quicker_cost_nothing_less() -> None:
+    """Chance is not taken for a backend that computes more in less time."""
+    fit = HoldFit()
+    for size, held in ((2, 22.0), (16, 18.0)) * 50:
+        fit.add(size, held)
+    assert fit.each == 0.0
+    assert fit.fixed == pytest.approx(20, rel=0.01)
 
 
 def test_a_cost_that_grows_with_size_only_has_no_fixed_part() -> None:

@@ -91,10 +91,11 @@ def test_waiting_for_company_holds_no_slot_back_from_others() -> None:
 
 def test_the_earliest_wake_counts() -> None:
     """Of several windows that wait, none is forgotten."""
-    lane: Lane[str] = Lane(1, 0.0)
-    lane.add("long", 1, Fixed(8, 9), 0.0)
-    lane.add("short", 1, Fixed(8, 2), 1.0)
-    assert lane.decide(1.0) == WakeAt(3.0)
+    for delays in ((9, 2, 5), (2, 5, 9), (9, 5, 2)):
+        lane: Lane[str] = Lane(1, 0.0)
+        for delay in delays:
+            lane.add("part", 1, Fixed(8, delay), 1.0)
+        assert lane.decide(1.0) == WakeAt(3.0)
 
 
 def test_only_a_batch_that_had_the_backend_to_itself_tells_how_long_one_takes() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from proxy.batching.rule import Adaptive
-from tests.batching.toy import MS, simulate
+from proxy.measure.simulator import MS, simulate
 
 
 @pytest.mark.parametrize(

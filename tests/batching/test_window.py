@@ -47,6 +47,8 @@ def test_only_a_full_batch_queues_up_at_a_busy_backend() -> None:
     assert leaving(window_of(7, out=1)) == []
     assert leaving(window_of(7, 1, out=1)) == [("a", "b")]
     assert leaving(window_of(7, 1, out=2)) == []
+    assert leaving(window_of(7, 1, slots=3, out=5)) == [("a", "b")]
+    assert leaving(window_of(7, 1, slots=3, out=6)) == []
 
 
 def test_the_rows_of_a_call_travel_together() -> None:
@@ -85,6 +87,28 @@ def test_a_wait_does_not_outlive_those_who_waited() -> None:
     effect = window.decide(25.0)
     assert isinstance(effect, Dispatch)
     assert effect.voluntary == (4.0,)  # what came before the decision at 21 was nobody's choice
+
+
+def test_company_is_counted_in_items() -> None:
+    """A caller with four rows is waited for as four callers would be."""
+    rule = Adaptive(8, 5, step=1)
+    window: Window[int] = Window(rule, Slots(1, 0.0))
+    for part in range(0, 20, 2):
+        now = part * 50.0
+        window.add(part, 1, now)
+        window.decide(now)
+        window.add(part + 1, 4, now + 0.5)
+        while isinstance(window.decide(now + 5), Dispatch):
+            pass
+        rule.answered(now + 20, 5, 20, representative=True)
+    window.add(20, 1, 1000.0)
+    assert window.decide(1000.0) == WakeAt(1001.0)
+    window.add(21, 3, 1000.25)
+    assert window.decide(1000.25) == WakeAt(1001.0)
+    window.add(22, 1, 1000.5)
+    effect = window.decide(1000.5)
+    assert isinstance(effect, Dispatch)
+    assert (effect.items, effect.reason) == (5, DispatchReason.EXPECTED)
 
 
 def test_voluntary_waiting_is_what_passes_while_a_slot_is_free() -> None:

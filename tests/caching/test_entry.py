@@ -32,10 +32,17 @@ fingerprints = st.builds(Fingerprint, st.binary(min_size=16, max_size=16), st.bi
 
 
 def forge(
-    *, flags: int = form.PACKED, stored: bytes = b"", size: int = 0, headers: bytes = b"", at: float = 1.0
+    *,
+    magic: bytes = form.MAGIC,
+    schema: int = form.SCHEMA,
+    flags: int = form.PACKED,
+    stored: bytes = b"",
+    size: int = 0,
+    headers: bytes = b"",
+    at: float = 1.0,
 ) -> bytes:
     """What a writer who knows the key, but not our rules, could store."""
-    prefix = form._PREFIX.pack(form.MAGIC, form.SCHEMA, flags, len(headers), len(stored), size, at, 2.0, 2.0, 0.0)
+    prefix = form._PREFIX.pack(magic, schema, flags, len(headers), len(stored), size, at, 2.0, 2.0, 0.0)
     return prefix + form._code(MINE, prefix, headers, stored, KEY) + headers + stored
 
 
@@ -69,6 +76,13 @@ def test_an_entry_answers_only_its_own_item() -> None:
     assert decode(Fingerprint(b"b" * 16, MINE.proof), raw, KEY) is None
     assert decode(Fingerprint(MINE.address, b"q" * 16), raw, KEY) is None
     assert decode(Fingerprint(MINE.address + b"p", MINE.proof[1:]), raw, KEY) is None
+
+
+def test_an_entry_of_another_release_is_a_miss() -> None:
+    """While replicas of two releases share a Redis, neither reads what it would have to guess at."""
+    assert decode(MINE, forge(flags=0), KEY) == Entry(b"", (), 1.0, 2.0, 0.0)
+    assert decode(MINE, forge(flags=0, schema=form.SCHEMA + 1), KEY) is None
+    assert decode(MINE, forge(flags=0, magic=b"ELSE"), KEY) is None
 
 
 def test_an_entry_made_under_another_key_is_a_miss() -> None:

@@ -176,7 +176,9 @@ def test_a_credential_enters_a_key_by_the_tenant_only(name: bytes) -> None:
     assert len({scope(BY_TEAM, headers=headers).key for headers in (mine, theirs, nobody)}) == 1
     assert [tenant.covers(name) for tenant in (BY_CREDENTIALS, ANYBODY, BY_TEAM)] == [True, False, False]
     for tenant in (BY_CREDENTIALS, ANYBODY, BY_TEAM):  # a batch borrows nobody's credential
-        assert len({scope(tenant, headers=headers).signature for headers in (mine, theirs, nobody)}) == 3
+        keys = Keys(DEFAULT_PROOF_KEY, tenant)
+        scopes = [scope(tenant, headers=headers) for headers in (mine, theirs, nobody)]
+        assert len({keys.signature(each, b"shared") for each in scopes}) == 3
 
 
 def test_a_tenant_may_be_named_by_any_header() -> None:
@@ -220,6 +222,11 @@ def test_keys_do_not_change_by_accident() -> None:
     head = keys.scope(**(HEAD | {"headers": with_fields((b"Authorization", b"Bearer 1")), "version": "2"}))
     address, proof = keys.fingerprint(head, b"shared", b"item")
     assert (address.hex(), proof.hex()) == ("b6d4a1662b88aaa9feb07ab7b653d40f", "38172899fc62fc3d01395d12d49014cc")
+
+
+def test_a_path_without_a_version_is_not_one_with_an_empty_version() -> None:
+    """What the backend could answer differently is keyed differently."""
+    assert scope(version=None).key != scope(version="").key
 
 
 def test_a_name_that_is_no_text_still_has_a_key() -> None:

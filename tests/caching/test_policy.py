@@ -92,6 +92,7 @@ def test_what_the_backend_keeps_to_itself_is_not_stored(field: tuple[bytes, byte
         ((b"Cache-Control", b"public, max-age = 60 , must-revalidate"), 60),
         ((b"Cache-Control", b"max-age=60, s-maxage=120"), 120),
         ((b"Cache-Control", b"max-age=60, max-age=30"), 30),
+        ((b"Cache-Control", b"max-age=30, max-age=60"), 30),
         ((b"Cache-Control", b"max-age=999999"), TTL),
         ((b"Cache-Control", b'extension="no-store, max-age=5"'), TTL),
         ((b"Expires", b"Tue, 14 Nov 2023 22:14:20 GMT"), 60),

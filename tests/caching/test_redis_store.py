@@ -1,153 +1,26 @@
-"""Promises of the shared tier, on real servers; the liar stands in only for what no real server does.
-
-Every test runs on Valkey and on Debian's Redis, but for those that need the liar.
-"""
+"""Promises of the shared tier, each on a real Valkey and on a real Redis."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import subprocess
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import uvloop
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from proxy.caching.entry import Entry, encode
 from proxy.caching.look_ups import ANSWER_WITHIN, LookUp
-from proxy.caching.redis_store import MOST_KEYS, NAMESPACE, REPLY_WITHIN, WATCH_EVERY, RedisStore
+from proxy.caching.redis_store import MOST_KEYS, REPLY_WITHIN, WATCH_EVERY, RedisStore
 from proxy.caching.writes import Store
 from proxy.terms import Fingerprint, Reason
-from tests.parts.redis import KINDS, LyingServer, Piece, RedisServer, free_port, running
-
-PROOF_KEY = b"a key of the tests"
-DOWN = Reason.REDIS_DOWN
-PATIENCE = 20.0  # seconds after which a test that waits for an event has failed
-NOW = time.time()
-NOBODY = b"*2\r\n$-1\r\n$-1\r\n"  # what a probe gets
-
-
-def fingerprint(number: int) -> Fingerprint:
-    return Fingerprint(number.to_bytes(16), (number + 1).to_bytes(16))
-
-
-def key(number: int) -> bytes:
-    return NAMESPACE + fingerprint(number).address.hex().encode()
-
-
-def entry(text: str, *, lives: float = 3600.0) -> Entry:
-    return Entry(text.encode(), ((b"Content-Type", b"application/json"),), NOW, NOW + lives, 0.125)
-
-
-def value(number: int, text: str) -> bytes:
-    return encode(fingerprint(number), entry(text), PROOF_KEY)
-
-
-class Seen:
-    """What the store told, and a way to wait until it has told enough."""
-
-    def __init__(self) -> None:
-        self.lookups: Counter[LookUp] = Counter()
-        self.stores: Counter[Store] = Counter()
-        self.ups: list[bool] = []
-        self._news = asyncio.Event()
-
-    def lookup(self, seconds: float, result: LookUp) -> None:
-        assert seconds >= 0
-        self.lookups[result] += 1
-        self._news.set()
-
-    def store(self, result: Store) -> None:
-        self.stores[result] += 1
-        self._news.set()
-
-    def up(self, up: bool) -> None:
-        self.ups.append(up)
-        self._news.set()
-
-    async def until(self, enough: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE):
-            while not enough():
-                self._news.clear()
-                await self._news.wait()
-
-
-class Pauses:
-    """The waits between probes: they end when the test says so."""
-
-    def __init__(self) -> None:
-        self.asked: list[float] = []
-        self._gates: list[asyncio.Future[None]] = []
-        self._news = asyncio.Event()
-
-    async def __call__(self, seconds: float) -> None:
-        gate = asyncio.get_running_loop().create_future()
-        self.asked.append(seconds)
-        self._gates.append(gate)
-        self._news.set()
-        await gate
-
-    async def begun(self, count: int) -> None:
-        """Wait until so many waits have begun in all."""
-        async with asyncio.timeout(PATIENCE):
-            while len(self.asked) < count:
-                self._news.clear()
-                await self._news.wait()
-
-    async def end(self) -> None:
-        """Let the wait that is under way, or the next one to begin, be over."""
-        async with asyncio.timeout(PATIENCE):
-            while all(gate.done() for gate in self._gates):
-                self._news.clear()
-                await self._news.wait()
-        for gate in self._gates:
-            if not gate.done():
-                gate.set_result(None)
-
-
-class Opened:
-    """A started store with its witness and its clock."""
-
-    def __init__(self, url: str, **options: Any) -> None:
-        self.seen, self.pauses = Seen(), Pauses()
-        self.store = RedisStore(url, proof_key=PROOF_KEY, observe=self.seen, pause=self.pauses, **options)
-
-    async def get(self, *numbers: int) -> list[Entry | Reason]:
-        return await self.store.get_many([fingerprint(number) for number in numbers])
-
-    async def put(self, number: int, stored: Entry) -> None:
-        """Return when it is known what became of it."""
-        before = self.seen.stores.total()
-        self.store.put(fingerprint(number), stored)
-        await self.seen.until(lambda: self.seen.stores.total() > before)
-
-    async def fall(self) -> None:
-        await self.seen.until(lambda: self.seen.ups[-1] is False)
-
-    async def rise(self) -> None:
-        """Probe until the store is up."""
-        async with asyncio.timeout(PATIENCE):
-            while not self.store.up:
-                await self.pauses.end()
-                probes = len(self.pauses.asked)
-                await self.pauses.begun(probes + 1)
-
-
-@asynccontextmanager
-async def opened(url: str, **options: Any) -> AsyncIterator[Opened]:
-    it = Opened(url, **options)
-    await it.store.start()
-    try:
-        yield it
-    finally:
-        await it.store.close()
+from tests.caching.opened_store import DOWN, PROOF_KEY, Opened, entry, fingerprint, key, opened
+from tests.parts.availability import missing
+from tests.parts.redis import KINDS, RedisServer, free_port, running
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -182,10 +55,11 @@ def connections(server: RedisServer) -> int:
 
 def self_signed(directory: Path) -> tuple[Path, Path]:
     """A certificate for 127.0.0.1 and its key."""
+    openssl = shutil.which("openssl") or missing("openssl", "apt-get install openssl")
     certificate, secret = directory / "server.pem", directory / "server.key"
     subprocess.run(
         [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+            *(openssl, "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
             *("-days", "2", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"),
             *("-keyout", str(secret), "-out", str(certificate)),
         ],
@@ -507,7 +381,7 @@ async def test_a_hung_redis_costs_latency_once(kind: str, caplog: pytest.LogCapt
             await asyncio.sleep(0)
             under_way += [asyncio.create_task(it.get(number)) for number in range(8)]
             assert await asyncio.gather(*under_way) == [[DOWN]] * 16
-            assert time.monotonic() - began < 1.5 * ANSWER_WITHIN
+            assert time.monotonic() - began < 2 * ANSWER_WITHIN
             for _ in range(100):
                 later = it.store.get_many([fingerprint(1)])
                 assert isinstance(later, asyncio.Future)
@@ -591,7 +465,7 @@ def test_the_loop_that_serves_keeps_these_promises_too(kind: str) -> None:
                 server.hang()
                 began = time.monotonic()
                 assert await it.get(1) == [DOWN]
-                assert REPLY_WITHIN / 2 < time.monotonic() - began < 1.5 * ANSWER_WITHIN
+                assert REPLY_WITHIN / 2 < time.monotonic() - began < 2 * ANSWER_WITHIN
                 server.go_on()
                 await it.rise()
                 assert [type(answer) for answer in await it.get(1)] == [Entry]
@@ -600,208 +474,6 @@ def test_the_loop_that_serves_keeps_these_promises_too(kind: str) -> None:
                 assert it.seen.ups == [True, False, True, False]
 
     uvloop.run(story())
-
-
-# A Redis that lies
-
-
-def is_probe(command: list[bytes]) -> bool:
-    return command[1].startswith(NAMESPACE + b"probe")
-
-
-def listed(*values: bytes) -> bytes:
-    return b"*%d\r\n" % len(values) + b"".join(b"$%d\r\n%b\r\n" % (len(value), value) for value in values)
-
-
-LIES: dict[str, list[bytes | None]] = {
-    "loading": [b"-LOADING Redis is loading the dataset in memory\r\n"],
-    "moved": [b"-MOVED 3999 127.0.0.1:6381\r\n"],
-    "no permission": [b"-NOPERM this user has no permissions\r\n"],
-    "master down": [b"-MASTERDOWN Link with MASTER is down\r\n"],
-    "unknown error": [b"-ERR what is that?\r\n"],
-    "another protocol": [b"HTTP/1.1 400 Bad Request\r\n\r\n"],
-    "garbage": [b"\x00\xff\x17\r\n"],
-    "nothing": [b"*0\r\n"],
-    "too few": [b"*1\r\n$-1\r\n"],
-    "too many": [b"*3\r\n$-1\r\n$-1\r\n$-1\r\n"],
-    "no list": [b"$2\r\nOK\r\n"],
-    "null": [b"*-1\r\n"],
-    "a number": [b":1\r\n"],
-    "an error inside": [b"*2\r\n-LOADING later\r\n$-1\r\n"],
-    "hanging up": [None],
-    "half, then hanging up": [b"*2\r\n$100\r\nabc", None],
-    "half, then silence": [b"*2\r\n$100\r\nabc"],
-    "silence": [],
-    "a length beyond all bounds": [b"*2\r\n$99999999999999999999\r\nabc"],
-    "very deep": [b"*1\r\n" * 500],
-}
-
-
-@pytest.mark.parametrize("lie", LIES)
-async def test_a_reply_that_makes_no_sense_is_a_failure_and_not_an_exception(lie: str) -> None:
-    """Whatever stands where Redis should, a look-up ends in time and says that Redis could not be asked."""
-
-    def script(command: list[bytes]) -> Sequence[Piece]:
-        return [NOBODY] if is_probe(command) else LIES[lie]
-
-    async with LyingServer(script) as liar, opened(liar.url) as it:
-        assert it.store.up
-        async with asyncio.timeout(2 * ANSWER_WITHIN):
-            assert await it.get(1, 2) == [DOWN, DOWN]
-        assert not it.store.up
-        assert it.seen.lookups == {LookUp.TIMEOUT if "silence" in lie else LookUp.ERROR: 2}
-        assert await it.get(1) == [DOWN]
-        assert it.seen.lookups[LookUp.SKIPPED] == 1
-        await it.rise()
-        assert it.seen.ups == [True, False, True]
-
-
-async def test_swapped_values_reach_nobody() -> None:
-    """A server that gives the right values in the wrong order gives no caller another's answer."""
-    reply = listed(value(1, "one"), value(2, "two"))
-
-    def script(command: list[bytes]) -> Sequence[Piece]:
-        return [NOBODY if is_probe(command) else reply]
-
-    async with LyingServer(script) as liar, opened(liar.url) as it:
-        assert await it.get(2, 1) == [Reason.FIRST_SEEN, Reason.FIRST_SEEN]
-        assert await it.get(1, 2) == [entry("one"), entry("two")]
-        assert it.seen.lookups == {LookUp.CORRUPT: 2, LookUp.HIT: 2}
-
-
-async def test_what_is_no_value_is_a_miss_of_that_key_alone() -> None:
-    """A number or a list among the values harms only the item it stands for."""
-    good = b"$%d\r\n%b\r\n" % (len(value(1, "one")), value(1, "one"))
-
-    def script(command: list[bytes]) -> Sequence[Piece]:
-        return [NOBODY if is_probe(command) else b"*4\r\n" + good + b":7\r\n*1\r\n+x\r\n-ERR inside\r\n"]
-
-    async with LyingServer(script) as liar, opened(liar.url) as it:
-        assert await it.get(1, 2, 3, 4) == [entry("one"), *[Reason.FIRST_SEEN] * 3]
-        assert it.seen.lookups == {LookUp.HIT: 1, LookUp.CORRUPT: 3}
-        assert it.seen.ups == [True]
-
-
-async def test_bytes_that_nobody_asked_for_end_the_connection() -> None:
-    """A stray reply is never taken for the next look-up's: the connection is made anew before it is used."""
-    right, stray = listed(value(1, "right")), listed(value(1, "stray"))
-    strays = [stray]
-
-    def script(command: list[bytes]) -> Sequence[Piece]:
-        return [NOBODY] if is_probe(command) else [right + (strays.pop() if strays else b"")]
-
-    async with LyingServer(script) as liar, opened(liar.url) as it:
-        for _ in range(6):
-            assert await it.get(1) == [entry("right")]
-        assert it.seen.ups == [True]
-
-
-async def test_a_server_that_echoes_the_password_does_not_get_it_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
-    """What a stranger answers to AUTH is logged without what was sent to it."""
-
-    def script(command: list[bytes]) -> Sequence[Piece]:
-        return [b"-ERR unknown command '%b', with args beginning with: '%b'\r\n" % (command[0], command[-1])]
-
-    async with LyingServer(script) as liar, opened(f"redis://:s3cr3t@127.0.0.1:{liar.port}") as it:
-        assert not it.store.up
-        assert "args beginning with: '***'" in caplog.text
-        assert "s3cr3t" not in caplog.text
-
-
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(
-    replies=st.lists(
-        st.sampled_from(
-            [listed(value(1, "one")), listed(value(2, "two")), b"*1\r\n$-1\r\n", b"+OK\r\n", b"*1", b"\r\n", None]
-        )
-        | st.binary(max_size=40),
-        min_size=1,
-        max_size=12,
-    )
-)
-def test_whatever_bytes_come_nobody_gets_anothers_answer(replies: list[bytes | None]) -> None:
-    """Under any replies, cut and joined at any place, a look-up gives its own entry or none, in time."""
-    script_left = list(replies)
-
-    def script(command: list[bytes]) -> Sequence[Piece]:
-        if is_probe(command):
-            return [NOBODY]
-        return [script_left.pop(0)] if script_left else [b"*1\r\n$-1\r\n"]
-
-    async def story() -> None:
-        async with LyingServer(script) as liar, opened(liar.url) as it:
-            for number in (1, 2, 1, 2):
-                async with asyncio.timeout(2 * ANSWER_WITHIN):
-                    (answer,) = await it.get(number)
-                own = entry("one" if number == 1 else "two")
-                assert answer in (own, DOWN, Reason.FIRST_SEEN)
-                await it.rise()
-
-    asyncio.run(story())
-
-
-# A Redis that is slow
-
-
-async def test_a_slow_writer_costs_entries_and_never_memory() -> None:
-    """While Redis does not take writes, at most `queue_bytes` wait; the rest is dropped and counted."""
-    go_on = asyncio.Event()
-
-    def script(command: list[bytes]) -> Sequence[Piece]:
-        return [NOBODY] if is_probe(command) else [go_on, b"+OK\r\n"]
-
-    async with LyingServer(script) as liar, opened(liar.url, queue_bytes=10_000) as it:
-        for number in range(30):
-            it.store.put(fingerprint(number), entry("x" * 700))
-        assert it.seen.stores == {Store.DROPPED: 21}
-        assert f"{it.store!r}".endswith("/10000 bytes>>")
-        go_on.set()
-        await it.seen.until(lambda: it.seen.stores[Store.STORED] == 9)
-        it.store.put(fingerprint(1), entry("room again"))
-        await it.seen.until(lambda: it.seen.stores[Store.STORED] == 10)
-
-
-async def test_values_too_large_for_one_command_are_asked_for_in_smaller_ones() -> None:
-    """An MGET that took too long is followed by shorter ones, so that large entries are found all the same."""
-    asked: list[int] = []
-
-    def script(command: list[bytes]) -> Sequence[Piece]:
-        if is_probe(command):
-            return [NOBODY]
-        asked.append(len(command) - 1)
-        return [b"*%d\r\n" % asked[-1] + b"$-1\r\n" * asked[-1]] if asked[-1] <= MOST_KEYS // 2 else []
-
-    async with LyingServer(script) as liar, opened(liar.url) as it:
-        assert await it.get(*range(MOST_KEYS)) == [DOWN] * MOST_KEYS
-        await it.rise()
-        assert await it.get(*range(MOST_KEYS)) == [Reason.FIRST_SEEN] * MOST_KEYS
-        assert asked[:2] == [MOST_KEYS, MOST_KEYS // 2]
-
-
-async def test_a_write_that_hangs_takes_redis_down_and_is_counted() -> None:
-    """A Redis that answers look-ups but never a write is not trusted; every entry is accounted for."""
-
-    def script(command: list[bytes]) -> Sequence[Piece]:
-        return [NOBODY] if is_probe(command) else []
-
-    async with LyingServer(script) as liar, opened(liar.url) as it:
-        for number in range(100):
-            it.store.put(fingerprint(number), entry("lost"))
-        await it.fall()
-        await it.seen.until(lambda: it.seen.stores.total() == 100)
-        assert it.seen.stores == {Store.ERROR: 64, Store.DROPPED: 36}
-
-
-async def test_a_write_that_is_answered_with_nonsense_is_an_error() -> None:
-    """What is not OK is not stored."""
-
-    def script(command: list[bytes]) -> Sequence[Piece]:
-        return [NOBODY if is_probe(command) else b"$-1\r\n"]
-
-    async with LyingServer(script) as liar, opened(liar.url) as it:
-        await it.put(1, entry("lost"))
-        await it.fall()
-        assert it.seen.stores == {Store.ERROR: 1}
 
 
 async def test_repr_tells_the_truth(server: RedisServer) -> None:

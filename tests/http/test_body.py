@@ -10,7 +10,7 @@ from aiohttp import web
 
 from proxy.http.body import pass_body, read_body
 from proxy.http.limits import Buffered, Limits
-from proxy.http.reply import Reply
+from proxy.http.reply import Reply, StreamReply
 from proxy.settings import Bytes, Seconds
 from tests.http.conftest import Serve
 from tests.http.wire import until
@@ -160,6 +160,41 @@ async def test_a_body_above_its_limit_gets_413(serve: Serve, passing: bool) -> N
     assert reader.buffered.held == 0
 
 
+async def test_chunks_are_counted_over_the_whole_upload(serve: Serve) -> None:
+    """`limits.body` is about the body, not about what of it came at once."""
+    limits = Limits(body=Bytes(10))
+    reader = Reader(limits)
+    wire = await (await serve(reader, limits)).connect()
+    await wire.send(CHUNKED + chunked(b"123456"))
+    await until(lambda: reader.buffered.held == 6)
+    await wire.send(chunked(b"78901"))
+    assert (await wire.answer()).status == 413
+    assert reader.buffered.held == 0
+
+
+async def test_what_is_passed_on_or_let_go_is_no_longer_held(serve: Serve) -> None:
+    """Room in `limits.buffered` is free again as soon as the bytes have left, or nobody wants them any more."""
+    buffered = Buffered(1000)
+    held: list[int] = []
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        with await read_body(request, Limits(), buffered) as body:
+            held.append(buffered.held)
+            if request.raw_path == "/pass":
+                assert await anext(body) == b"hello"
+                held.append(buffered.held)
+            assert body.complete
+        held.append(buffered.held)
+        body.release()
+        return Reply(200, (), b"")
+
+    wire = await (await serve(handler)).connect()
+    for path in (b"/pass", b"/keep"):
+        await wire.send(sized(b"hello").replace(b"/", path, 1))
+        await wire.answer()
+    assert held == [5, 0, 0, 5, 0]
+
+
 async def test_an_upload_that_stops_gets_408(serve: Serve) -> None:
     """A client that sends nothing for `limits.read_timeout` is told so, and what it sent is no longer held."""
     for passing in (False, True):
@@ -220,11 +255,31 @@ async def test_a_handler_that_wants_no_body_asks_for_none(serve: Serve) -> None:
 
 async def test_who_has_sent_its_body_already_needs_no_100(serve: Serve) -> None:
     """An HTTP/1.0 client, or one that did not wait, gets nothing but its answer."""
-    served = await serve(Reader(Limits()))
+    reader = Reader(Limits())
+    served = await serve(reader)
     for version, sent in ((b"1.1", b"hello"), (b"1.1", b"hel"), (b"1.0", b"hel")):
         wire = await served.connect()
         await wire.send(
             b"POST / HTTP/%b\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n" % version + sent
         )
+        await reader.begun.wait()
+        reader.begun.clear()
         await wire.send(b"hello"[len(sent) :])
         assert (await wire.answer()).status == 200
+
+
+async def test_no_100_comes_after_an_answer_has_begun(serve: Serve) -> None:
+    """A client that is being answered is not told to go on in the middle of it."""
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        reply = StreamReply(200, ())
+        await reply.prepare(request)
+        async for piece in pass_body(request, Limits()):
+            await reply.write(piece)
+        return reply
+
+    wire = await (await serve(handler)).connect()
+    await wire.send(POST + b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\n")
+    assert (await wire.head()).status == 200
+    await wire.send(b"hello")
+    assert [await wire.chunk() for _ in range(2)] == [b"hello", b""]

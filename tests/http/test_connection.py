@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 from typing import cast
@@ -78,6 +79,31 @@ async def test_a_slow_handler_holds_back_who_pipelines(serve: Serve) -> None:
     for _ in range(2_000):
         assert (await wire.answer()).body == b"/p"
     await sender
+
+
+async def test_who_asks_and_does_not_read_is_not_answered_without_end(serve: Serve) -> None:
+    """Answers that a client does not take stop us from answering its next requests: they do not pile up."""
+    answered = 0
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        nonlocal answered
+        answered += 1
+        return Reply(200, (), b"x" * 10_000)
+
+    served = await serve(handler)
+    wire = await served.connect(receive_buffer=65536)
+    sender = asyncio.ensure_future(wire.send(GET * 20_000))
+    await until(lambda: bool(connections(served)) and connections(served)[0]._paused)
+    before = answered
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert answered == before
+    transport = connections(served)[0].transport
+    assert transport is not None
+    assert transport.get_write_buffer_size() <= 64 * 1024 + 11_000
+    wire.reset()
+    with contextlib.suppress(ConnectionError):
+        await sender
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -306,17 +332,20 @@ async def test_one_connection_too_many_is_told_so(serve: Serve) -> None:
     assert served.refused == []
 
 
+@pytest.mark.parametrize("refused", [True, False])
 async def test_an_error_for_a_client_that_has_left_is_nobodys_concern(
-    serve: Serve, caplog: pytest.LogCaptureFixture
+    serve: Serve, caplog: pytest.LogCaptureFixture, refused: bool
 ) -> None:
-    """A client that leaves at the very moment of an error leaves no trace in the log."""
+    """A client that leaves at the very moment of its answer or its error leaves no trace in the log."""
     tasks: list[asyncio.Task[None]] = []
 
     async def handler(request: web.BaseRequest) -> web.StreamResponse:
         tasks.append(request.task)
         assert request.transport is not None
         request.transport.close()
-        raise Refused(413, Reason.BODY_TOO_LARGE, "too large")
+        if refused:
+            raise Refused(413, Reason.BODY_TOO_LARGE, "too large")
+        return Reply(200, (), b"")
 
     served = await serve(handler)
     wire = await served.connect()
@@ -331,17 +360,17 @@ async def test_a_handler_that_breaks_costs_one_caller_a_500(serve: Serve, caplog
     """A bug of ours is one plain 500 and one trace without anything the client sent; the connection goes on."""
 
     async def handler(request: web.BaseRequest) -> web.StreamResponse:
-        if request.raw_path == "/cancelled":
+        if request.raw_path.startswith("/cancelled"):
             future = asyncio.get_running_loop().create_future()
             future.cancel()
             await future
-        if request.raw_path == "/none":
+        if request.raw_path.startswith("/none"):
             return cast(web.StreamResponse, None)
         raise ValueError("bug")
 
     wire = await (await serve(handler)).connect()
     for path in (b"/raise", b"/cancelled", b"/none"):
-        await wire.send(get(path + b"?token=s3cr3t"))
+        await wire.send(get(path + b"?token=s3cr3t").replace(b"Host: x", b"Host: x\r\nAuthorization: s3cr3t"))
         answer = await wire.answer()
         assert (answer.status, answer.body) == (500, b"Internal error.\n")
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 3

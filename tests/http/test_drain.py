@@ -10,9 +10,10 @@ from aiohttp import web
 
 from proxy.http import line
 from proxy.http.body import read_body
+from proxy.http.connection import Connection
 from proxy.http.limits import Buffered, Limits
 from proxy.http.reply import Reply, StreamReply
-from tests.http.conftest import Serve
+from tests.http.conftest import Serve, Served
 from tests.http.test_connection import GET, UPLOAD, Waiting, connections, get
 from tests.http.wire import PATIENCE, Wire, until
 
@@ -164,6 +165,19 @@ async def test_an_early_answer_outlasts_the_drain(serve: Serve, monkeypatch: pyt
     assert await drained is True
 
 
+async def test_a_connection_that_only_lingers_does_not_delay_the_end(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that has its last answer and does not let go is not waited for."""
+    monkeypatch.setattr(line, "LINGER", 10 * PATIENCE)
+    served = await serve(echo)
+    wire = await served.connect()
+    await wire.send(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+    await wire.answer()
+    await until(lambda: repr(connections(served)[0]) == "<Connection lingering queued=0>")
+    assert await served.server.drain(PATIENCE) is True
+
+
 async def test_a_client_that_does_not_let_go_is_let_go(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that we ended does not stay open for as long as its client likes."""
     monkeypatch.setattr(line, "LINGER", 0.02)
@@ -174,15 +188,60 @@ async def test_a_client_that_does_not_let_go_is_let_go(serve: Serve, monkeypatch
     await until(lambda: not connections(served))
 
 
-async def test_a_slow_reader_gets_its_last_answer_whole(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ending a connection cuts nothing off for a client that reads slowly, only for one that does not read."""
-    monkeypatch.setattr(line, "LINGER", 0.02)
-    size = 8_000_000
+class Long:
+    """A handler with an answer longer than all buffers; `written` once the last of it is in one of them."""
 
-    async def handler(request: web.BaseRequest) -> web.StreamResponse:
-        return Reply(200, (), b"x" * size)
+    piece = b"x" * 60_000
+    count = 100
 
-    served = await serve(handler)
+    def __init__(self) -> None:
+        self.written = asyncio.Event()
+
+    async def __call__(self, request: web.BaseRequest) -> web.StreamResponse:
+        reply = StreamReply(200, ((b"Content-Length", b"%d" % (len(self.piece) * self.count)),))
+        await reply.prepare(request)
+        for _ in range(self.count):
+            await reply.write(self.piece)
+        await reply.write_eof()
+        self.written.set()
+        return reply
+
+
+async def last_bytes(served: Served, handler: Long) -> tuple[Wire, Connection, int]:
+    """A client that has read until the whole answer was written, its connection, and how much that was."""
     wire = await served.connect(receive_buffer=65536)
     await wire.send(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-    assert len((await wire.answer()).body) == size
+    await wire.head()
+    got = 0
+    while not handler.written.is_set():
+        got += len(await wire.read(10_000))
+        await asyncio.sleep(0)
+    (ending,) = connections(served)
+    await until(lambda: ending._lingering is not None)
+    return wire, ending, got
+
+
+async def test_a_slow_reader_gets_its_last_answer_whole(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ending a connection cuts nothing off for a client that reads slowly."""
+    monkeypatch.setattr(line, "LINGER", 0.01)
+    monkeypatch.setattr(line, "STALLS", 20)
+    handler = Long()
+    wire, ending, got = await last_bytes(await serve(handler), handler)
+    for _ in range(5):
+        timer = ending._lingering
+        got += len(await wire.read(10_000))
+        await until(lambda timer=timer: ending._lingering is not timer)  # type: ignore[misc]  # a bound loop variable
+        assert ending.transport is not None
+    got += len(await wire.rest())
+    assert got == Long.count * len(Long.piece)
+
+
+async def test_a_client_that_takes_nothing_has_had_its_time(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A last answer that nobody reads does not keep its connection for ever."""
+    monkeypatch.setattr(line, "LINGER", 0.01)
+    monkeypatch.setattr(line, "STALLS", 3)
+    handler = Long()
+    served = await serve(handler)
+    _, ending, _ = await last_bytes(served, handler)
+    assert ending.transport is not None
+    await until(lambda: not connections(served))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
+from random import Random
 
 import pytest
 from aiohttp import web
@@ -98,13 +100,20 @@ async def test_what_two_readers_could_read_differently_is_refused(
     assert caplog.text == ""
 
 
-@pytest.mark.parametrize("request_line", [b"GET / HTTP/2.0\r\nHost: x", b"GET /"])
-async def test_a_version_that_is_not_spoken_here_is_named_as_such(serve: Serve, request_line: bytes) -> None:
-    """HTTP/0.9 and a fictitious HTTP/2.0 get 505 and reach nobody."""
+@pytest.mark.parametrize(
+    ("request_head", "status"),
+    [
+        (b"GET / HTTP/2.0\r\nHost: x", 505),
+        (b"GET /", 505),
+        (b"POST / HTTP/1.0\r\nTransfer-Encoding: chunked", 400),
+    ],
+)
+async def test_what_its_version_does_not_have_is_refused(serve: Serve, request_head: bytes, status: int) -> None:
+    """HTTP/0.9, a fictitious HTTP/2.0 and chunks in HTTP/1.0 reach nobody, also when nothing follows them."""
     seen = Seen()
     wire = await (await serve(seen)).connect()
-    await wire.send(request_line + b"\r\n\r\n")
-    assert (await wire.answer()).status == 505
+    await wire.send(request_head + b"\r\n\r\n")
+    assert (await wire.answer()).status == status
     assert await wire.rest() == b""
     assert seen.targets == []
 
@@ -161,6 +170,46 @@ async def test_a_head_may_use_its_whole_limit_and_not_a_byte_more(
     assert seen.targets == ["/fits"]
     assert served.refused == [Reason.HEAD_TOO_LARGE]
     assert caplog.text == ""
+
+
+async def test_how_the_bytes_are_cut_changes_nothing(serve: Serve) -> None:
+    """The same bytes mean the same requests, in whatever segments the network hands them over."""
+    random = Random(20261130)
+    script = (
+        head(b"/full", 1024)
+        + b"POST /sized HTTP/1.1\r\nHost: x\r\nContent-Length: 2500\r\n\r\n"
+        + b"s" * 2500
+        + b"GET /empty HTTP/1.1\r\nHost: x\r\n\r\n"
+        + head(b"/full-again", 1024)
+        + b"POST /chunks HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + b"5;x=y\r\nhello\r\n1\r\n!\r\n0\r\nX-Trailer: t\r\n\r\n"
+    )
+    served = await serve(Seen(), Limits(head=Bytes(1024)))
+    for _ in range(60):
+        wire = await served.connect()
+        await until(lambda: len(served.server.connections) == 1)
+        (line,) = served.server.connections
+        cuts = sorted(random.sample(range(1, len(script)), random.choice((1, 3, 20, 400))))
+        for start, end in pairwise((0, *cuts, len(script))):
+            line.data_received(script[start:end])  # what the transport does with a segment
+            if random.random() < 0.5:
+                await asyncio.sleep(0)
+        bodies = [(await wire.answer()).body for _ in range(5)]
+        assert bodies == [b"", b"s" * 2500, b"", b"", b"hello!"]
+        assert await wire.rest() == b""
+        wire.close()
+        await until(lambda: not served.server.connections)
+    assert served.refused == []
+
+
+async def test_a_refusal_is_said_and_counted_once(serve: Serve) -> None:
+    """However much nonsense comes in one go, it is one refused request."""
+    served = await serve(Seen(), Limits(head=Bytes(1024)))
+    wire = await served.connect()
+    await wire.send(b"nonsense\r\n\r\n" * 1000)
+    assert (await wire.answer()).status == 400
+    assert await wire.rest() == b""
+    assert served.refused == [Reason.BAD_REQUEST]
 
 
 async def test_a_head_that_comes_in_pieces_is_bounded_as_a_whole(serve: Serve) -> None:
@@ -260,16 +309,29 @@ async def test_a_request_before_garbage_still_gets_its_answer_first(serve: Serve
     assert await wire.rest() == b""
 
 
-async def test_an_upgrade_ends_the_connection_after_its_answer(serve: Serve) -> None:
-    """Bytes behind a request for another protocol are never read as requests."""
+@pytest.mark.parametrize("protocol", [b"websocket", b"h2c"])
+async def test_an_upgrade_ends_the_connection_after_its_answer(serve: Serve, protocol: bytes) -> None:
+    """Bytes behind a request for another protocol are read neither as requests nor as errors."""
     seen = Seen()
-    for upgrade in (b"websocket", b"h2c"):
-        wire = await (await serve(seen)).connect()
-        await wire.send(
-            b"GET /" + upgrade + b" HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: " + upgrade + b"\r\n\r\n"
-            b"GET /behind HTTP/1.1\r\nHost: x\r\n\r\n"
-        )
-        answer = await wire.answer()
-        assert (answer.status, answer.get(b"connection")) == (200, b"close")
-        assert await wire.rest() == b""
-    assert seen.targets == ["/websocket", "/h2c"]
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        begun.set()
+        await go_on.wait()
+        return await seen(request)
+
+    served = await serve(handler)
+    wire = await served.connect()
+    head = b"GET /%b HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: %b\r\n\r\n" % (protocol, protocol)
+    await wire.send(head + b"GET /behind HTTP/1.1\r\nHost: x\r\n\r\n")
+    await begun.wait()
+    if protocol == b"websocket":
+        await wire.send(b"\x81\x85 not HTTP")
+        for _ in range(20):  # a few turns in which it is read
+            await asyncio.sleep(0)
+    go_on.set()
+    answer = await wire.answer()
+    assert (answer.status, answer.get(b"connection")) == (200, b"close")
+    assert await wire.rest() == b""
+    assert seen.targets == ["/" + protocol.decode()]
+    assert served.refused == []

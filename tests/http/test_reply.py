@@ -277,6 +277,23 @@ async def test_what_is_aborted_does_not_cancel_its_own_handler(serve: Serve) -> 
         await finished.wait()
 
 
+async def test_what_is_aborted_ends_at_once(serve: Serve) -> None:
+    """The client learns of a truncation when it happens, not when the handler is done with it."""
+    known = asyncio.Event()
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        reply = await streamed(request, (), [b"abc"])
+        reply.abort()
+        await known.wait()
+        return reply
+
+    wire = await (await serve(handler)).connect()
+    await wire.send(GET)
+    await wire.head()
+    assert await wire.rest() == b"3\r\nabc\r\n"
+    known.set()
+
+
 @pytest.mark.parametrize("declared", [True, False])
 async def test_a_client_that_does_not_read_stops_the_writer(serve: Serve, declared: bool) -> None:
     """An answer of any size to a client of any speed takes bounded memory, and arrives whole in the end."""
@@ -341,6 +358,7 @@ async def test_an_answer_tells_the_truth_about_itself(serve: Serve) -> None:
         return reply
 
     wire = await (await serve(handler)).connect()
-    await wire.send(GET + GET)
+    await wire.send(GET + GET_10)
     assert [(await wire.answer()).body for _ in range(2)] == [b"gone", b"gone"]
+    assert await wire.rest() == b""
     assert [repr(reply) for reply in replies] == ["<Reply 404 4 bytes sent>"] * 2

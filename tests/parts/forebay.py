@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -28,17 +29,32 @@ class Running:
         async with self.session.get(f"{self.admin}/metrics") as answer:
             return Scrape(await answer.text())
 
+    async def until(self, happened: Callable[[], bool]) -> None:
+        """Wait for what Forebay's own tasks bring about, turn by turn of the loop; no guess at how long it takes."""
+        async with asyncio.timeout(20):
+            while not happened():  # noqa: ASYNC110  # state of the program under test has no event to wait for
+                await asyncio.sleep(0.001)
+
     async def knows(self, model: str) -> None:
-        """Wait until the backend has said what `model` is: from then on its calls are understood."""
-        while self.sidecar.models.get(model) is None:
-            await asyncio.sleep(0.002)  # a poll of another task's progress, no guess at how long it takes
+        """The backend has said what `model` is: from then on its calls are understood."""
+        await self.until(lambda: self.sidecar.models.get(model) is not None)
+
+    async def queued(self, items: int) -> None:
+        """So many items wait for a batch."""
+        await self.until(lambda: self.sidecar.metrics.route("default").queue_depth.value == items)
+
+    async def coalescing(self, callers: int) -> None:
+        """So many callers wait for flights, leaders included."""
+        flights = self.sidecar.pipeline.flights
+        await self.until(lambda: flights.waiting == callers)
 
     async def infer(
         self, model: str, call: Mapping[str, Any], *, headers: Mapping[str, str] | None = None
     ) -> tuple[int, Any, Mapping[str, str]]:
-        """One V2 call through Forebay: status, the body as JSON, headers."""
+        """One V2 call through Forebay: status, the body (read, where it is JSON), headers."""
         async with self.session.post(f"{self.url}/v2/models/{model}/infer", json=call, headers=headers) as answer:
-            return answer.status, await answer.json(content_type=None), answer.headers
+            body = await answer.read()
+            return answer.status, json.loads(body) if body[:1] == b"{" else body, answer.headers
 
 
 @asynccontextmanager

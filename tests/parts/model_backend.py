@@ -61,7 +61,7 @@ class ModelServer:
 
     async def has_received(self, count: int) -> None:
         """Wait until `count` inference requests have come in all."""
-        async with self.arrived:
+        async with asyncio.timeout(20), self.arrived:
             await self.arrived.wait_for(lambda: len(self.requests) >= count)
 
     def reload(self, weights: int) -> None:
@@ -154,9 +154,9 @@ class ModelServer:
 async def model_server(**facts: Any) -> AsyncIterator[ModelServer]:
     """A `ModelServer` on a free port of loopback."""
     model = ModelServer(**facts)
-    runner = web.ServerRunner(web.Server(model.handle, handler_cancellation=True))
+    runner = web.ServerRunner(web.Server(model.handle, handler_cancellation=True), shutdown_timeout=0.1)
     await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0, shutdown_timeout=0.1)
+    site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     model.port = runner.addresses[0][1]
     try:

@@ -18,8 +18,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,7 +60,7 @@ class Peer:
     def __init__(self, backend: RawBackend, sock: socket.socket, number: int) -> None:
         self.number = number
         self.gone = False  # the client has closed
-        self.received = 0  # bytes of bodies counted by `swallow`
+        self.received = 0  # bytes of bodies that `swallow` and `until_gone` read
         self._backend = backend
         self._socket = sock
         self._unread = b""
@@ -125,9 +127,7 @@ class Peer:
     def until_gone(self) -> None:
         """Wait until the client closes, without keeping what it still sends."""
         with contextlib.suppress(Gone):
-            while True:
-                self._unread = b""
-                self._more()
+            self.swallow(sys.maxsize)
 
     def wait(self, name: str) -> None:
         """Wait until the test says `let(name)`."""
@@ -170,7 +170,10 @@ Script = Callable[[Peer], None]
 
 
 class RawBackend:
-    """Listens on a free port of loopback, or on one that another has left. requests: those read whole, by all connections, in order."""
+    """Listens on a free port of loopback, or on one that another has left.
+
+    requests: those read whole, by all connections, in order.
+    """
 
     def __init__(self, *scripts: Script, port: int = 0) -> None:
         self.requests: list[Received] = []
@@ -249,8 +252,8 @@ class RawBackend:
             except OSError:
                 return
             peer = Peer(self, sock, len(self.peers))
-            self.note(lambda peer=peer: self.peers.append(peer))  # type: ignore[misc] # mypy cannot infer a lambda's default
-            self._start(lambda peer=peer: self._run(peer))  # type: ignore[misc] # as above
+            self.note(functools.partial(self.peers.append, peer))
+            self._start(functools.partial(self._run, peer))
 
     def _run(self, peer: Peer) -> None:
         script = self._scripts[min(peer.number, len(self._scripts) - 1)]

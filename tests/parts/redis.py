@@ -96,7 +96,9 @@ class RedisServer:
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
             )
-            said = self._wait_until_ready(self._process)
+            assert self._process.stdout is not None
+            with self._process.stdout:  # closed then: it ignores SIGPIPE, and a full pipe would make it hang
+                said = self._wait_until_ready(self._process)
             if said is None:
                 return self
             self.kill()
@@ -137,8 +139,6 @@ class RedisServer:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-            assert self._process.stdout is not None
-            self._process.stdout.close()
             self._process = None
 
     def hang(self) -> None:

@@ -53,10 +53,8 @@ class ServedModel:
     seconds_per_row: float = 0.0
     instances: int = 1
     optional_inputs: bool = False
+    ensemble_of: str = ""  # the model that this one hands its X to, and whose Y it answers
     extra: str = ""  # further lines of config.pbtxt
-
-    def named(self, name: str) -> ServedModel:
-        return replace(self, name=name)
 
     def config(self) -> str:
         """The text of config.pbtxt."""
@@ -65,6 +63,12 @@ class ServedModel:
             optional = " optional: true" if kind == "input" and self.optional_inputs else ""
             return f'{kind} [ {{ name: "{name}" data_type: {datatype} dims: {list(dims)}{optional} }} ]'
 
+        if self.ensemble_of:
+            step = f'model_name: "{self.ensemble_of}" model_version: -1'
+            maps = 'input_map { key: "X" value: "X" } output_map { key: "Y" value: "Y" }'
+            kind = ['platform: "ensemble"', f"ensemble_scheduling {{ step [ {{ {step} {maps} }} ] }}"]
+        else:
+            kind = ['backend: "python"', f"instance_group [ {{ count: {self.instances} kind: KIND_CPU }} ]"]
         parameters = {
             "compute": self.compute,
             "seconds_per_call": str(self.seconds_per_call),
@@ -72,9 +76,8 @@ class ServedModel:
         }
         return "\n".join(
             [
-                'backend: "python"',
+                *kind,
                 f"max_batch_size: {self.max_batch_size}",
-                f"instance_group [ {{ count: {self.instances} kind: KIND_CPU }} ]",
                 *(tensor("input", *one) for one in self.inputs),
                 *(tensor("output", *one) for one in self.outputs),
                 *(f'parameters {{ key: "{k}" value {{ string_value: "{v}" }} }}' for k, v in parameters.items()),
@@ -84,21 +87,8 @@ class ServedModel:
 
 
 _X, _Y = (("X", "TYPE_FP32", (-1,)),), (("Y", "TYPE_FP32", (-1,)),)
-_TYPES = (
-    "BOOL",
-    "UINT8",
-    "UINT16",
-    "UINT32",
-    "UINT64",
-    "INT8",
-    "INT16",
-    "INT32",
-    "INT64",
-    "FP16",
-    "FP32",
-    "FP64",
-    "STRING",
-)
+_INTEGERS = tuple(f"{sign}INT{bits}" for sign in ("", "U") for bits in (8, 16, 32, 64))
+_TYPES = ("BOOL", *_INTEGERS, "FP16", "FP32", "FP64", "STRING")
 
 ROWS = ServedModel("rows", "rows", _X, _Y)
 GRID = ServedModel("grid", "rows", (("X", "TYPE_FP32", (-1, -1)),), (("Y", "TYPE_FP32", (-1, -1)),))
@@ -116,6 +106,7 @@ ECHO = ServedModel(
     tuple((f"O_{kind}", f"TYPE_{kind}", (-1,)) for kind in _TYPES),
     optional_inputs=True,
 )
+ENSEMBLE = ServedModel("ensemble", "rows", _X, _Y, ensemble_of="rows")
 CONSTANT = ServedModel("constant", "constant", _X, _Y)
 SLOW = ServedModel("slow", "rows", _X, _Y, seconds_per_call=0.020, seconds_per_row=0.0005)
 DYNAMIC = replace(
@@ -206,10 +197,13 @@ class Triton:
             self._process.send_signal(signal.SIGCONT)  # a test may have stopped it
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(GRACE)
+        group = self._process.pid
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+            os.killpg(group, signal.SIGKILL)
         self._process.wait()
         self._process = None
+        while living(group):
+            time.sleep(0.01)  # what was killed is gone in a moment; its parent may have been killed first
         for leftover in Path("/dev/shm").glob(f"{self._folder.name}*"):
             leftover.unlink(missing_ok=True)
 
@@ -292,6 +286,17 @@ class Triton:
             "--exit-timeout-secs=1",
             *self._options,
         ]
+
+
+def living(group: int) -> list[int]:
+    """The processes of a process group that still run."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, _, its_group = stat.read_text(errors="replace").rpartition(")")[2].split()[:3]
+            if int(its_group) == group and state not in "ZX":
+                found.append(int(stat.parent.name))
+    return found
 
 
 def _free_port() -> int:

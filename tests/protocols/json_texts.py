@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
+import os
+
+from hypothesis import settings
 from hypothesis import strategies as st
+
+
+def examples(count: int) -> settings:
+    """How many examples a property is tried on; FOREBAY_EXAMPLES multiplies it for a longer search."""
+    return settings(max_examples=count * int(os.environ.get("FOREBAY_EXAMPLES", "1")), deadline=None)
+
 
 SPACES = st.sampled_from([b"", b"", b"", b" ", b"\n", b"\t \r\n"])
 INTEGERS = st.sampled_from(

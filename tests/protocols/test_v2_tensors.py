@@ -6,11 +6,22 @@ import math
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.protocols.v2_tensors import DATATYPES, array, flatten, rows
-from tests.protocols.json_texts import BAD_STRINGS, FLOATS, INTEGERS, NEARLY, NUMBERS, SPACES, STRINGS, TOKENS, damaged
+from tests.protocols.json_texts import (
+    BAD_STRINGS,
+    FLOATS,
+    INTEGERS,
+    NEARLY,
+    NUMBERS,
+    SPACES,
+    STRINGS,
+    TOKENS,
+    damaged,
+    examples,
+)
 from tests.protocols.slow_json import Lexed, Malformed, Pairs, slow_read
 
 SHAPES = st.lists(st.integers(1, 3), min_size=1, max_size=4).map(tuple)
@@ -25,11 +36,8 @@ LEXEMES = {
     "FP32": NUMBERS,
     "FP64": NUMBERS,
     **{
-        kind: st.one_of(
-            st.integers(low, high).map(lambda number: str(number).encode()),
-            INTEGERS.filter(lambda text, low=low, high=high: low <= int(text) <= high),
-        )
-        for kind, (low, high) in BOUNDS.items()
+        kind: st.one_of(st.integers(*bounds), st.sampled_from(bounds)).map(lambda n: b"%d" % n)
+        for kind, bounds in BOUNDS.items()
     },
 }
 ANY_LEXEME = st.one_of(
@@ -98,7 +106,7 @@ def tensors(draw: st.DrawFn) -> tuple[bytes, str, tuple[int, ...]]:
     return (draw(damaged(st.just(text))) if draw(st.integers(0, 3)) == 0 else text), datatype, shape
 
 
-@settings(max_examples=600)
+@examples(500)
 @given(tensors())
 def test_tensor_data_is_taken_exactly_as_the_slow_reader_takes_it(tensor: tuple[bytes, str, tuple[int, ...]]) -> None:
     """Too few elements, the wrong kind, a nest of another shape, a lexeme out of bounds: none of it gets through."""
@@ -109,6 +117,7 @@ def test_tensor_data_is_taken_exactly_as_the_slow_reader_takes_it(tensor: tuple[
         assert flatten(text, datatype, shape) == expected(text, datatype, shape)
 
 
+@examples(100)
 @given(st.data(), st.sampled_from(sorted(DATATYPES)), SHAPES, st.booleans())
 def test_rows_put_together_are_the_tensor(
     data: st.DataObject, datatype: str, shape: tuple[int, ...], nested: bool
@@ -120,13 +129,10 @@ def test_rows_put_together_are_the_tensor(
     each = rows(flat[0], datatype, shape)
     assert len(each) == shape[0]
     assert slow_read(array(each, datatype, shape[1:], nested=flat[1])) == slow_read(text)
-    for at, row in enumerate(each):
+    for row in each:
         one = array([row], datatype, shape[1:], nested=flat[1])
         alone = flatten(one, datatype, (1, *shape[1:]))
         assert alone is not None and alone[0] == row
-        assert slow_read(array([*each[:at], row, *each[at + 1 :]], datatype, shape[1:], nested=flat[1])) == slow_read(
-            text
-        )
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -59,6 +59,7 @@ def pairs() -> st.SearchStrategy[tuple[Outcome, Reason | None]]:
     ends=st.lists(st.tuples(pairs(), st.sampled_from(["a", "b"]), st.sampled_from([None, "listed", "made up"]))),
     going_on=st.integers(0, 3),
 )
+@settings(deadline=None, max_examples=40)  # each writes and reads some 1,000 lines
 def test_outcomes_add_up_to_requests(
     ends: list[tuple[tuple[Outcome, Reason | None], str, str | None]], going_on: int
 ) -> None:
@@ -264,7 +265,7 @@ def test_memory_is_asked_at_each_scrape() -> None:
     """Bytes, evictions and mismatches are those of the moment of the scrape."""
     metrics, memory = made(), Memory(bytes=100)
     metrics.watch_memory(memory)
-    for held, evicted in ((100, 0), (50, 7)):
+    for held, evicted in ((100, 0), (50, 7), (60, 9)):
         memory.bytes, memory.evictions, memory.mismatches = held, evicted, 1
         metrics.refresh()
         series = read(metrics)

@@ -9,9 +9,11 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 
 import pytest
+from aiohttp import ClientPayloadError
 
 from proxy.settings import Seconds
 from proxy.terms import Failure
+from proxy.upstream import answer as answers
 from proxy.upstream.connections import UpstreamError
 from proxy.upstream.retry_budget import RetryBudget
 from proxy.upstream.settings import Timeouts
@@ -180,6 +182,27 @@ async def test_a_body_that_does_not_come_whole_is_truncated(head: bytes, part: b
             assert str(caught.value) == f"the answer of {backend.url} broke off"
             assert seen.outcomes == ["truncated"]
             assert seen.retries == []
+
+
+async def test_what_came_before_a_truncation_is_handed_over_by_a_late_reader_too() -> None:
+    """The last events of a stream that died are not lost because nobody had asked for them yet."""
+
+    def script(peer: Peer) -> None:
+        peer.request()
+        peer.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\npart\r\n")
+        peer.wait("die")
+        peer.reset()
+
+    with RawBackend(script) as backend:
+        async with connected(backend.url) as connections, connections.open("GET", "/", ()) as answer:
+            backend.let("die")
+            assert answer._payload is not None
+            with pytest.raises(ClientPayloadError):
+                await answer._payload.wait_eof()
+            chunks = answer.chunks()
+            assert await anext(chunks) == b"part"
+            with pytest.raises(UpstreamError):
+                await anext(chunks)
 
 
 async def test_a_malformed_chunk_is_a_truncation() -> None:
@@ -443,6 +466,29 @@ async def test_a_caller_who_is_cancelled_closes_the_connection(when: str) -> Non
                 await backend.until_gone(0)
             assert repr(connections) == f"<Connections {url} busy=0 idle=0>"
             assert seen.outcomes == ["abandoned"]
+
+
+async def test_what_is_left_of_a_cancelled_request_is_not_sent_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request whose caller has left stops in the middle; its rest occupies neither memory nor the backend."""
+    size = 16 << 20
+
+    def script(peer: Peer) -> None:
+        peer.head()
+        backend.let("there")
+        peer.wait("look")
+        peer.until_gone()
+
+    monkeypatch.setattr(answers, "AT_ONCE", size)
+    with RawBackend(script) as backend:
+        async with connected(backend.url) as connections:
+            task = asyncio.create_task(connections.exchange("POST", "/", (), b"x" * size))
+            await asyncio.to_thread(backend.event("there").wait)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            backend.let("look")
+            await backend.until_gone(0)
+            assert backend.peers[0].received < size
 
 
 async def test_closing_everything_wakes_whoever_waits() -> None:

@@ -80,7 +80,7 @@ async def test_a_backend_that_is_gone_is_known_at_once_and_its_return_too() -> N
             assert turns == [False]
             await clock.tick()
             assert turns == [False]
-            with RawBackend(lambda peer: answer_all(peer), port=port):
+            with RawBackend(answer_all, port=port):
                 await clock.tick()
                 assert health.not_ready is None
                 assert turns == [False, True]

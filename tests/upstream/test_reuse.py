@@ -100,6 +100,25 @@ async def test_bytes_behind_an_answer_end_the_connection(extra: bytes, head: byt
             await backend.until_gone(0)
 
 
+async def test_answers_that_nobody_asked_for_are_not_collected() -> None:
+    """A backend that goes on answering is cut off at once, even while its first answer waits to be read."""
+
+    def script(peer: Peer) -> None:
+        peer.request()
+        peer.answer(b"well")
+        peer.wait("more")
+        peer.send(STRAY)
+        peer.until_gone()
+
+    with RawBackend(script, echo) as backend:
+        async with connected(backend.url) as connections:
+            async with connections.open("GET", "/", ()) as answer:
+                backend.let("more")
+                await backend.until_gone(0)
+                assert await answer.read() == b"well"
+            assert (await connections.exchange("POST", "/", (), b"second")).body == b"second"
+
+
 async def test_a_body_behind_the_answer_to_a_head_request_ends_the_connection() -> None:
     """A backend that answers HEAD with a body cannot shift the answers of later callers."""
 

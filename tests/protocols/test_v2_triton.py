@@ -1,0 +1,280 @@
+"""What a real Triton does, on which the codec relies; an upgrade that changes it is noticed here."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from proxy.protocols import v2_metadata
+from proxy.protocols.codec import Endpoint, Part
+from proxy.protocols.v2 import V2, V2Call
+from proxy.protocols.v2_metadata import Facts
+from proxy.terms import Identity, Model, Reason
+from tests.parts import triton_model
+from tests.parts.triton import DYNAMIC, ROWS, Triton, living
+
+CODEC = V2()
+
+
+def x(data: str, shape: str = "[1,1]", datatype: str = "FP32", top: str = "") -> bytes:
+    return f'{{{top}"inputs":[{{"name":"X","shape":{shape},"datatype":"{datatype}","data":{data}}}]}}'.encode()
+
+
+def echoed(data: str, datatype: str, shape: str = "[1,1]") -> bytes:
+    name = "STRING" if datatype == "BYTES" else datatype
+    return x(data, shape, datatype).replace(b'"X"', b'"I_%b"' % name.encode())
+
+
+def model(triton: Triton, name: str) -> Model:
+    facts = v2_metadata.model_facts(triton.request("GET", v2_metadata.config_path(name)).body)
+    return Model(name, *facts, identity=Identity(("1",), 0.0, "", known=True))
+
+
+def ask(triton: Triton, body: bytes, name: str = "rows") -> dict[str, object]:
+    answer = triton.infer(name, body)
+    assert answer.status == 200, answer
+    found = json.loads(answer.body)
+    assert isinstance(found, dict)
+    return found
+
+
+def data_of(answer: dict[str, object]) -> object:
+    outputs = answer["outputs"]
+    assert isinstance(outputs, list)
+    return outputs[0]["data"]
+
+
+def test_the_server_ends_with_its_block_and_leaves_nothing() -> None:
+    """A test run leaves no process, no shared memory and no file behind; after a stop the same port serves again."""
+    with Triton(ROWS) as triton:
+        first = triton.pid
+        assert repr(triton) == f"<Triton {triton.url} pid={first} models=rows>"
+        triton.stop()
+        assert repr(triton) == f"<Triton {triton.url} stopped models=rows>"
+        triton.start()
+        assert data_of(ask(triton, x("[1]"))) == [3.0]
+        assert len(living(triton.pid)) == 2  # the server and the model's own process
+        second, folder = triton.pid, triton._folder
+    assert not folder.exists()
+    assert not list(Path("/dev/shm").glob(f"{folder.name}*"))
+    assert not living(first)
+    assert not living(second)
+
+
+def test_a_reload_in_place_changes_answers_and_starts_the_counters_anew(triton: Triton) -> None:
+    """Metadata and config say nothing of a reload; a counter that falls is what gives it away, an ensemble's too."""
+    paths = [v2_metadata.config_path("ensemble"), v2_metadata.metadata_path("rows")]
+    try:
+        for name in ("rows", "ensemble"):
+            assert data_of(ask(triton, x("[1]"), name)) == [3.0]
+        before = [json.loads(triton.request("GET", path).body) for path in paths]  # the order of a map may change
+        counted = [
+            v2_metadata.counters(triton.request("GET", v2_metadata.stats_path(m)).body) for m in ("rows", "ensemble")
+        ]
+        triton.reload("rows", weight=10)
+        assert [json.loads(triton.request("GET", path).body) for path in paths] == before
+        for name, old in zip(("rows", "ensemble"), counted, strict=True):
+            new = v2_metadata.counters(triton.request("GET", v2_metadata.stats_path(name)).body)
+            assert old is not None and new is not None
+            assert any(new[key] < count for key, count in old.items())
+            assert data_of(ask(triton, x("[1]"), name)) == [11.0]
+    finally:
+        triton.reload("rows", weight=ROWS.weight)
+
+
+def test_facts_come_from_the_models_own_config(triton: Triton) -> None:
+    """Each model's config says whether its rows are items, how many it takes, and what computes at once."""
+    triton.add(replace(DYNAMIC, instances=2))
+    try:
+        found = {
+            name: Facts(m.rows, m.max_batch_size, m.instances) for name in triton.models() if (m := model(triton, name))
+        }
+        assert found == {
+            "rows": Facts(rows=True, max_batch_size=32, instances=1),
+            "mixed": Facts(rows=True, max_batch_size=32, instances=1),
+            "echo": Facts(rows=True, max_batch_size=32, instances=1),
+            "constant": Facts(rows=True, max_batch_size=32, instances=1),
+            "dynamic": Facts(rows=True, max_batch_size=32, instances=2),
+            "whole": Facts(rows=False, max_batch_size=0, instances=1),
+            "sequence": Facts(rows=False, max_batch_size=32, instances=1),
+            "ensemble": Facts(rows=False, max_batch_size=32, instances=1),
+        }
+        index = triton.request("POST", v2_metadata.index_path).body
+        assert sorted(v2_metadata.listed(index)) == sorted(triton.models())
+        assert v2_metadata.versions(triton.request("GET", v2_metadata.metadata_path("rows")).body) == ("1",)
+    finally:
+        triton.remove("dynamic")
+    assert "dynamic" not in v2_metadata.listed(triton.request("POST", v2_metadata.index_path).body)
+    assert v2_metadata.model_facts(triton.request("GET", v2_metadata.config_path("nosuch")).body) == v2_metadata.UNKNOWN
+    assert v2_metadata.counters(triton.request("GET", v2_metadata.stats_path("nosuch")).body) is None
+
+
+def test_the_model_under_test_computes_what_the_reference_says(triton: Triton) -> None:
+    """The function that the tests expect answers from is the one that the server runs."""
+    rows = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
+    expected = triton_model.rows({"X": rows}, ROWS.weight)["Y"]
+    assert data_of(ask(triton, x("[1,2,3,4,5,6]", "[2,3]"))) == expected.ravel().tolist()
+
+
+@pytest.mark.parametrize("data", ["[1,2,3,4]", "[[1,2],[3,4]]", "[ [1 , 2],\n [3, 4] ]", "[1.0,2e0,3,4]"])
+def test_joined_callers_get_what_they_get_alone(triton: Triton, data: str) -> None:
+    """Byte for byte, id included: what the codec makes of a joined answer is what Triton answers each caller."""
+    bodies = [x(data.replace("4", last), "[2,2]", top=f'"id":"caller-{last}",') for last in ("4", "5", "6")]
+    _compare(triton, bodies, "rows")
+
+
+def test_joined_callers_of_many_tensors_get_what_they_get_alone(triton: Triton) -> None:
+    """Several inputs and outputs, 64-bit integers, text and truth values find their ways back."""
+    bodies = [
+        b'{"outputs":[{"name":"U"},{"name":"T"},{"name":"V"}],"inputs":['
+        b'{"name":"C","shape":[%(n)d,1],"datatype":"BYTES","data":[%(text)b]},'
+        b'{"name":"A","shape":[%(n)d,3],"datatype":"FP32","data":[%(floats)b]},'
+        b'{"name":"B","shape":[%(n)d,2],"datatype":"INT64","data":[%(ints)b]}]}'
+        % {
+            b"n": n,
+            b"text": b",".join([b'"\\u00e9\\"]\\n\xf0\x9f\x98\x80%d"' % row for row in range(n)]),
+            b"floats": b",".join([b"%d,-1.5,0" % row for row in range(n)]),
+            b"ints": b",".join([b"-9223372036854775808,%d" % (2**63 - 1 - row) for row in range(n)]),
+        }
+        for n in (1, 3, 2)
+    ]
+    _compare(triton, bodies, "mixed")
+
+
+@pytest.mark.parametrize(
+    ("datatype", "data"),
+    [
+        ("BOOL", "[true,false]"),
+        ("INT8", "[-128,127]"),
+        ("INT16", "[-32768,32767]"),
+        ("INT32", "[-2147483648,2147483647]"),
+        ("INT64", "[-9223372036854775808,-0]"),
+        ("UINT8", "[0,255]"),
+        ("UINT16", "[0,65535]"),
+        ("UINT32", "[0,4294967295]"),
+        ("UINT64", "[0,18446744073709551615]"),
+        ("FP32", "[NaN,-Infinity]"),
+        ("FP64", "[0.1,-0.0]"),
+        ("BYTES", '["","\\ud83d\\ude00\\u0000"]'),
+    ],
+)
+def test_every_datatype_that_json_carries_is_joined(triton: Triton, datatype: str, data: str) -> None:
+    """The ends of each datatype's range come back as Triton writes them."""
+    _compare(
+        triton, [echoed(data, datatype, "[2,1]"), echoed(data, datatype, "[1,2]").replace(b"[1,2]", b"[2,1]")], "echo"
+    )
+
+
+def _compare(triton: Triton, bodies: list[bytes], name: str) -> None:
+    asked = model(triton, name)
+    calls = [CODEC.parse(Endpoint(name, None), body, asked) for body in bodies]
+    parts = [Part(call, tuple(range(len(call.items)))) for call in calls if isinstance(call, V2Call)]
+    assert len(parts) == len(bodies)
+    joined = triton.infer(name, CODEC.join(parts, "forebay-7", [0.0] * len(parts)))
+    results = CODEC.split(joined.body, [len(part.indexes) for part in parts], "forebay-7")
+    assert results is not None
+    for body, part, own in zip(bodies, parts, results, strict=True):
+        alone = triton.infer(name, body)
+        assert alone.status == 200
+        assert CODEC.answer(part.call, own) == alone.body
+        assert CODEC.split(alone.body, [len(own)], None) == [own]
+
+
+def test_a_model_that_does_not_answer_by_rows_is_found_out(triton: Triton) -> None:
+    """A model may break its config's promise: then the answer does not split, and nobody gets a stranger's row."""
+    asked = model(triton, "constant")
+    call = CODEC.parse(Endpoint("constant", None), x("[1,2]", "[2,1]"), asked)
+    assert isinstance(call, V2Call)
+    answer = triton.infer("constant", CODEC.join([Part(call, (0, 1))], "r", [0.0]))
+    assert CODEC.split(answer.body, [2], "r") is None
+    assert CODEC.split(answer.body, [1], "r") == [[answer.body.replace(b'"id":"r",', b"")]]
+
+
+def test_an_ensembles_answer_is_kept_whole(triton: Triton) -> None:
+    """It carries parameters of its own, so it is never taken apart by rows."""
+    answer = triton.infer("ensemble", x("[1,2]", "[2,1]")).body
+    assert b'"parameters":{"sequence_id":0' in answer
+    assert CODEC.split(answer, [2], None) is None
+    assert CODEC.split(answer, [1], None) == [[answer]]
+
+
+def test_triton_says_the_id_first_and_leaves_an_empty_one_out(triton: Triton) -> None:
+    """Where the codec puts an id is where Triton puts it."""
+    assert triton.infer("rows", x("[1]", top='"id":"\\u0061b",')).body.startswith(b'{"id":"ab","model_name"')
+    assert triton.infer("rows", x("[1]", top='"id":"",')).body.startswith(b'{"model_name"')
+
+
+def test_triton_takes_the_first_of_two_equal_keys_and_says_nothing(triton: Triton) -> None:
+    """Which is why a body with one is never read: msgspec and Python take the last."""
+    twice = b'{"inputs":[{"name":"X","shape":[1,1],"datatype":"FP32","%b":[9],"data":[1]}]}'
+    for key in (b"data", b"d\\u0061ta"):
+        assert data_of(ask(triton, twice % key)) == [27.0]
+        assert CODEC.parse(Endpoint("rows", None), twice % key, model(triton, "rows")) is Reason.DUPLICATE_KEY
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (x("[[1,2,3],[4]]", "[2,2]"), 200),  # it looks at the order of elements alone
+        (x("[1,[2,3],4]", "[2,2]"), 200),
+        (x("[-NaN]"), 200),
+        (b"\xef\xbb\xbf" + x("[1]"), 200),
+        (x("[1]") + b"\x00", 200),
+        (echoed("[300]", "INT8"), 200),  # it keeps the low byte
+        (echoed('["@"]', "BYTES").replace(b"@", b"\xff"), 200),
+        (x("[]", "[1,0]"), 200),
+        (x("[1e400]"), 500),
+        (x("[01]"), 500),
+        (x("[true]"), 500),
+        (echoed("[1.0]", "INT64"), 500),
+        (echoed("[18446744073709551616]", "UINT64"), 500),
+        (echoed("[1]", "BOOL"), 500),
+        (echoed('["\\ud800"]', "BYTES"), 500),
+        (echoed("[1.5]", "FP16"), 400),
+        (x("[1]", "[2,1]"), 500),
+        (x("[]", "[0,1]"), 400),
+        (x("[1]", "[]"), 400),
+        (x("[1]", "[1.0,1]"), 500),
+        (x("[1]", top='"id":7,'), 500),
+        (x("[1]", top='"parameters":{"timeout":"5"},'), 500),
+    ],
+)
+def test_what_the_codec_leaves_alone_is_tritons_to_judge(triton: Triton, body: bytes, status: int) -> None:
+    """Bodies that are refused here reach a backend that has an answer of its own to them, and errors in one shape."""
+    name = "echo" if b'"I_' in body else "rows"
+    answer = triton.infer(name, body)
+    assert answer.status == status
+    assert CODEC.parse(Endpoint(name, None), body, model(triton, name)) is Reason.UNPARSED
+    if status != 200:
+        text = json.loads(answer.body)
+        assert list(text) == ["error"]
+        assert CODEC.error(status, text["error"]) == json.dumps(text, separators=(",", ":")).encode()
+
+
+def test_triton_refuses_more_rows_than_the_model_takes(triton: Triton) -> None:
+    """An oversized call is the backend's to refuse."""
+    body = x(str([1] * 33), "[33,1]")
+    assert triton.infer("rows", body).status == 400
+    assert CODEC.parse(Endpoint("rows", None), body, model(triton, "rows")) is Reason.OVER_LIMIT
+
+
+def test_triton_asks_for_binary_answers_to_be_left_alone(triton: Triton) -> None:
+    """An answer in another form than JSON is asked for in the body, and then the body is not read."""
+    body = x("[1]", top='"parameters":{"binary_data_output":true},')
+    assert "inference-header-content-length" in triton.infer("rows", body).headers
+    assert CODEC.parse(Endpoint("rows", None), body, model(triton, "rows")) is Reason.UNPARSED
+
+
+def test_triton_knows_one_spelling_of_a_model(triton: Triton) -> None:
+    """It decodes no percent signs, so a name in another spelling is another name."""
+    for path, status in (
+        ("/v2/models/%72ows/infer", 404),
+        ("/v2/models/rows/infer/", 404),
+        ("/v2/models/rows/infer", 200),
+    ):
+        assert triton.request("POST", path, x("[1]")).status == status
+        assert (CODEC.recognise("POST", path) is not None) == (status == 200)
