@@ -23,7 +23,8 @@ ANSWER: Final = json.dumps(
         "model_name": "echo",
         "model_version": "1",
         "outputs": [{"name": "Y", "datatype": "FP32", "shape": [1, WIDTH], "data": [i / 3 for i in range(WIDTH)]}],
-    }
+    },
+    separators=(",", ":"),  # as Forebay writes it, so that both send the same bytes
 ).encode()
 _SAYS: Final = {
     "/v2/health/ready": {},

@@ -13,7 +13,7 @@ import json
 import logging
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, Self
 
 import uvloop
@@ -45,9 +45,12 @@ log = logging.getLogger("forebay")
 
 
 class Sidecar:
-    """Forebay as configured. Between `start` and `aclose` it serves; `drain` may come in between."""
+    """Forebay as configured. Between `start` and `aclose` it serves; `drain` may come in between.
 
-    def __init__(self, settings: Settings) -> None:
+    unix_time: the clock by which entries are made and expire.
+    """
+
+    def __init__(self, settings: Settings, *, unix_time: Callable[[], float] = time.time) -> None:
         self.settings = settings
         shown = json.dumps(as_dict(settings), sort_keys=True)
         table = settings.table()
@@ -63,14 +66,14 @@ class Sidecar:
         self.redis = (
             None
             if settings.redis is None
-            else RedisStore(settings.redis, proof_key=settings.cache.key, observe=self.metrics.redis)
+            else RedisStore(settings.redis, proof_key=settings.cache.key, observe=self.metrics.redis, wall=unix_time)
         )
         self._tiers = Tiers(memory, self.redis)
         dispatcher = Dispatcher(self.connections, self.connections.budget, self.metrics.batches, time.monotonic)
         self._batcher: Batcher[Job, Done] = Batcher(send=dispatcher.send, observe=self.metrics.batches)
         self.metrics.watch_queue(self._batcher.oldest)
         uncacheable = Uncacheable()
-        self._filler = Filler(self._batcher, dispatcher, self._tiers, uncacheable)
+        self._filler = Filler(self._batcher, dispatcher, self._tiers, uncacheable, unix_time=unix_time)
         self.pipeline = Pipeline(
             routes=table,
             route_parts={
@@ -91,6 +94,7 @@ class Sidecar:
             target=self.connections.target,
             slots=settings.upstream.slots,
             metrics=self.metrics,
+            unix_time=unix_time,
         )
         self._server = HttpServer(self.pipeline.handle, settings.limits, refused=self._refused)
         self._lag = LoopLag(self.metrics.loop_lag.observe)
@@ -110,7 +114,7 @@ class Sidecar:
             metrics=self.metrics.scrape,
             not_ready=self.not_ready,
             draining=lambda: self._draining is not None,
-            in_flight=lambda: self._server.in_flight,
+            in_flight=lambda: self.in_flight,
             drain=self.drain,
             config=self.report,
         )
@@ -127,6 +131,11 @@ class Sidecar:
         except OSError as error:
             raise CannotStart(_cannot_listen("listen", self.settings.listen, error)) from error
         self.data_address = _written(address)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that were accepted and are not answered yet."""
+        return self._server.in_flight
 
     def not_ready(self) -> str | None:
         """Why no traffic should come now; None if it should."""

@@ -66,6 +66,7 @@ PURE = (
     "caching/uncacheable.py",
     "batching/rule.py",
     "batching/settings.py",
+    "batching/slots.py",
     "batching/window.py",
     "http/headers.py",
     "http/limits.py",

@@ -31,6 +31,7 @@ from proxy.protocols.v2_tensors import BYTES, array, flatten, rows
 from proxy.terms import Model, Reason
 
 _PATH: Final = re.compile(r"/v2/models/([^/?#]+)(?:/versions/([^/?#]+))?/infer")
+_LONGEST_PATH: Final = 1024  # what is remembered of paths must be bounded in bytes, too
 _BETWEEN_INPUTS: Final = b"\n"  # in an item: no lexeme holds one
 _MARK: Final = re.compile(rb"([\x00-\x02])")
 
@@ -54,7 +55,7 @@ class V2:
 
     def recognise(self, method: str, path: str) -> Endpoint | None:
         """A model has one spelling: what decodes to the same name in another one is not recognised."""
-        return _endpoint(path) if method == "POST" else None
+        return _endpoint(path) if method == "POST" and len(path) <= _LONGEST_PATH else None
 
     def parse(self, endpoint: Endpoint, body: bytes, model: Model) -> Call | Reason:
         if (found := cut(body)) is None:

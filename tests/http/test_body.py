@@ -257,7 +257,7 @@ async def test_who_has_sent_its_body_already_needs_no_100(serve: Serve) -> None:
     """An HTTP/1.0 client, or one that did not wait, gets nothing but its answer."""
     reader = Reader(Limits())
     served = await serve(reader)
-    for version, sent in ((b"1.1", b"hello"), (b"1.1", b"hel"), (b"1.0", b"hel")):
+    for version, sent in ((b"1.1", b"hello"), (b"1.1", b"hel"), (b"1.0", b"")):
         wire = await served.connect()
         await wire.send(
             b"POST / HTTP/%b\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: 5\r\n\r\n" % version + sent
@@ -266,6 +266,28 @@ async def test_who_has_sent_its_body_already_needs_no_100(serve: Serve) -> None:
         reader.begun.clear()
         await wire.send(b"hello"[len(sent) :])
         assert (await wire.answer()).status == 200
+
+
+async def test_a_client_is_told_to_go_on_only_once(serve: Serve) -> None:
+    """A read that is given up and begun again does not repeat the 100, which a client would take for an answer."""
+    again = asyncio.Event()
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        body = pass_body(request, Limits())
+        first = asyncio.ensure_future(anext(body))
+        await again.wait()
+        first.cancel()
+        await asyncio.wait([first])
+        return Reply(200, (), await anext(body))
+
+    wire = await (await serve(handler)).connect()
+    await wire.send(POST + b"Expect: 100-continue\r\nContent-Length: 5\r\n\r\n")
+    assert await wire.read(25) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    again.set()
+    for _ in range(20):  # a few turns in which it is read again
+        await asyncio.sleep(0)
+    await wire.send(b"hello")
+    assert (await wire.answer()).body == b"hello"
 
 
 async def test_no_100_comes_after_an_answer_has_begun(serve: Serve) -> None:

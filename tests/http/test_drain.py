@@ -224,12 +224,12 @@ async def last_bytes(served: Served, handler: Long) -> tuple[Wire, Connection, i
 async def test_a_slow_reader_gets_its_last_answer_whole(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ending a connection cuts nothing off for a client that reads slowly."""
     monkeypatch.setattr(line, "LINGER", 0.01)
-    monkeypatch.setattr(line, "STALLS", 20)
+    monkeypatch.setattr(line, "STALLS", 3)
     handler = Long()
     wire, ending, got = await last_bytes(await serve(handler), handler)
-    for _ in range(5):
+    for _ in range(6):
         timer = ending._lingering
-        got += len(await wire.read(10_000))
+        got += len(await wire.read(200_000))
         await until(lambda timer=timer: ending._lingering is not timer)  # type: ignore[misc]  # a bound loop variable
         assert ending.transport is not None
     got += len(await wire.rest())

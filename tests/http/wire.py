@@ -61,7 +61,8 @@ class Wire:
         """The head of an answer, as soon as it is there."""
         async with asyncio.timeout(PATIENCE):
             lines = (await self.reader.readuntil(b"\r\n\r\n"))[:-4].split(b"\r\n")
-        _, status, reason = lines[0].split(b" ", 2)
+        version, status, reason = lines[0].split(b" ", 2)
+        assert version == b"HTTP/1.1", lines[0]
         fields = tuple((name, value) for name, value in (line.split(b": ", 1) for line in lines[1:]))
         return Answer(int(status), reason, fields, b"")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -58,12 +59,14 @@ class Running:
 
 
 @asynccontextmanager
-async def forebay(upstream: str, *, config: Path | None = None, **flags: str) -> AsyncIterator[Running]:
+async def forebay(
+    upstream: str, *, config: Path | None = None, unix_time: Callable[[], float] = time.time, **flags: str
+) -> AsyncIterator[Running]:
     """Forebay before `upstream` on free ports; `flags` by dotted name with `__` for the dot."""
     said = {name.replace("__", "."): value for name, value in flags.items()}
     settings = load(config, {}, {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "upstream": upstream} | said)
     async with (
-        Sidecar(settings) as sidecar,
+        Sidecar(settings, unix_time=unix_time) as sidecar,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
     ):
         yield Running(sidecar, session)

@@ -3,14 +3,15 @@
 It speaks Open Inference V2 JSON. Every row's answer is a function of that row and of the model's
 weights, so a mix-up of rows, callers or generations shows in the numbers. Faults are ordered by the
 rows themselves: a row that holds one of `Fault`'s numbers makes its whole request fail that way, as a
-poisoned row does in a real batch. `gate` holds requests back until a test lets them go.
+poisoned row does in a real batch. `gate` holds requests back until a test lets them go. A load of
+the model (`POST /v2/repository/models/double/load`) puts other weights in place.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -43,6 +44,7 @@ class ModelServer:
     answer_headers: dict[str, str] = field(default_factory=dict)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     arrived: asyncio.Condition = field(default_factory=asyncio.Condition)
+    pace: Callable[[], float] | None = None  # seconds that the next request takes
     ready: bool = True
     served: int = 0
     version: str = "1"
@@ -75,6 +77,9 @@ class ModelServer:
             return web.Response(status=200 if self.ready else 503)
         if path == "/v2/repository/index":
             return web.json_response([{"name": "double", "version": self.version, "state": "READY"}])
+        if path == "/v2/repository/models/double/load":
+            self.reload(self.weights + 1)
+            return web.json_response({})
         if path == "/v2/models/double":
             return web.json_response({"name": "double", "versions": [self.version], "platform": "test"})
         if path == "/v2/models/double/config":
@@ -102,6 +107,8 @@ class ModelServer:
             self.headers.append(dict(request.headers))
             self.arrived.notify_all()
         await self.gate.wait()
+        if self.pace is not None:
+            await asyncio.sleep(self.pace())
         tensor = call["inputs"][0]
         rows, width = tensor["shape"][0], tensor["shape"][1]
         if rows > self.max_batch_size > 0:

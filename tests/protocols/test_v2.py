@@ -113,6 +113,7 @@ def test_a_model_is_recognised_by_its_path(path: str, endpoint: Endpoint) -> Non
         ("POST", "/x/v2/models/rows/infer"),
         ("POST", "/v2/models/rows/generate"),
         ("POST", "/v2/models/rows/infer\n"),
+        ("POST", "/v2/models/" + "x" * 2000 + "/infer"),
     ],
 )
 def test_an_odd_spelling_is_nobodys(method: str, path: str) -> None:
