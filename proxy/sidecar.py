@@ -68,12 +68,12 @@ class Sidecar:
             if settings.redis is None
             else RedisStore(settings.redis, proof_key=settings.cache.key, observe=self.metrics.redis, wall=unix_time)
         )
-        self._tiers = Tiers(memory, self.redis)
+        self.tiers = Tiers(memory, self.redis)
         dispatcher = Dispatcher(self.connections, self.connections.budget, self.metrics.batches, time.monotonic)
         self._batcher: Batcher[Job, Done] = Batcher(send=dispatcher.send, observe=self.metrics.batches)
         self.metrics.watch_queue(self._batcher.oldest)
         uncacheable = Uncacheable()
-        self._filler = Filler(self._batcher, dispatcher, self._tiers, uncacheable, unix_time=unix_time)
+        self._filler = Filler(self._batcher, dispatcher, self.tiers, uncacheable, unix_time=unix_time)
         self.pipeline = Pipeline(
             routes=table,
             route_parts={
@@ -86,7 +86,7 @@ class Sidecar:
             },
             limits=settings.limits,
             models=self.models,
-            tiers=self._tiers,
+            tiers=self.tiers,
             uncacheable=uncacheable,
             filler=self._filler,
             relay=Relay(self.connections),

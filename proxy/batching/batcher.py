@@ -2,7 +2,8 @@
 
 Invariants
     Every ticket is settled: with its own result, with an error, or with `Withdrawn`. Nothing hangs.
-    What one caller does to its ticket, cancelling the result included, changes nothing for the others.
+    What one caller does to its ticket, cancelling the result included, changes nothing for the others; a batch
+    that has been sent is given up when the result of every part of it was cancelled.
     One timer a lane, none a request; one decision a lane and turn of the loop, so that parts which come in the same
     turn leave together for nothing.
     A send is a task that the batcher owns; `aclose` waits for it.
@@ -209,13 +210,25 @@ class Batcher(Generic[P, R]):
         dispatch = held.dispatch
         tickets = dispatch.parts
         batch = Batch(tuple([run.waiting[ticket] for ticket in tickets]), dispatch.items, dispatch.reason)
-        task = self._loop.create_task(self._carry(batch, tickets, Slot(partial(self._release, run, held))))
+        slot = Slot(partial(self._release, run, held))
+        task = self._loop.create_task(self._carry(batch, tickets, slot))
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+
+        def over(_: asyncio.Task[None]) -> None:
+            self._tasks.discard(task)
+            slot.release(ok=False)  # no effect after `_carry`; but a task that is cancelled early never runs
+
+        def left(result: asyncio.Future[R]) -> None:
+            if result.cancelled() and all(ticket.result.cancelled() for ticket in tickets):
+                task.cancel()
+
+        task.add_done_callback(over)
+
         route = tickets[0].route  # a record, and so a window, is one route's
         for ticket, voluntary in zip(tickets, dispatch.voluntary, strict=True):
             del run.waiting[ticket]
             ticket.result.remove_done_callback(ticket.result_done)
+            ticket.result.add_done_callback(left)
             ticket.dispatched_at = now
             ticket.batch_items = dispatch.items
             self._observe.waited(route, voluntary, now - ticket.enqueued_at - voluntary)

@@ -147,7 +147,7 @@ class LookUps:
             return
         while self._waiting:
             left = self._waiting[0].asked + ANSWER_WITHIN - now
-            if left > 0 and not self._waiting[0].future.done():
+            if left > 0:
                 self._wake_in(left)
                 return
             self._give_up(self._waiting.popleft(), LookUp.TIMEOUT)

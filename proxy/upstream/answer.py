@@ -30,6 +30,9 @@ Body = bytes | AsyncIterable[bytes | memoryview] | None
 AT_ONCE: Final = 1024 * 1024
 """Bytes of a whole body that are handed to the transport in one go; a larger one goes by pieces."""
 
+EARLY: Final = 0.002
+"""Seconds by which a timer may fire before its time: uvloop counts in milliseconds."""
+
 
 @dataclass(slots=True, eq=False)
 class Sent:
@@ -56,7 +59,7 @@ class Sent:
 
     @property
     def late(self) -> bool:
-        return self.deadline is not None and asyncio.get_running_loop().time() >= self.deadline
+        return self.deadline is not None and asyncio.get_running_loop().time() >= self.deadline - EARLY
 
 
 class Answer:

@@ -303,6 +303,23 @@ async def test_a_caller_that_leaves_is_taken_out(bench: Bench) -> None:
 
 
 @on_a_bench
+async def test_a_batch_whose_callers_have_all_left_is_given_up(bench: Bench) -> None:
+    """The backend is not kept busy for nobody; one caller that stays keeps its batch alive."""
+    tickets = [bench.enqueue(part) for part in range(3)]
+    await turns()
+    for ticket in tickets[:2]:
+        ticket.result.cancel()
+    await turns()
+    assert not bench.sent[0].end.cancelled()
+    tickets[2].result.cancel()
+    await turns()
+    assert bench.sent[0].end.cancelled()
+    bench.enqueue(9)
+    await turns()
+    assert bench.parts == [(0, 1, 2), (9,)]  # and its slot is free again
+
+
+@on_a_bench
 async def test_cancelling_a_result_withdraws_its_part_and_no_other(bench: Bench) -> None:
     """A caller's disconnect, at any time, is nobody else's business."""
     bench.enqueue(0)

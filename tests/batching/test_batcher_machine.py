@@ -81,6 +81,11 @@ class BatcherMachine(RuleBasedStateMachine):
             for caller in members:
                 assert caller.ticket.batch_items == sent.batch.items
                 assert caller.due in {None, asyncio.CancelledError}  # left in the very turn in which it was sent
+        for sent in list(self.out):  # whose callers have all left is given up
+            if all(self.callers[part].due is asyncio.CancelledError for part in sent.batch.parts):
+                assert sent.end.cancelled()
+                self.out.remove(sent)
+                self.holding.discard(sent)
 
     @rule(calls=st.lists(CALLS, min_size=1, max_size=5), data=st.data())
     def call(self, calls: list[tuple[int, str, bytes, str]], data: st.DataObject) -> None:

@@ -23,7 +23,7 @@ import socket
 import struct
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -67,7 +67,10 @@ class Peer:
 
     def request(self) -> Received:
         """The next request, whole."""
-        head = self.head()
+        return self.whole(self.head())
+
+    def whole(self, head: Received) -> Received:
+        """The request that begins with `head`, whole."""
         if head.values(b"transfer-encoding"):
             body = b""
             while size := int(self._line(), 16):
@@ -93,14 +96,19 @@ class Peer:
         data, self._unread = self._unread[:size], self._unread[size:]
         return data
 
+    def pieces(self, size: int) -> Iterator[bytes]:
+        """So many bytes as they come, none of them kept."""
+        while size:
+            if not self._unread:
+                self._more()
+            piece, self._unread = self._unread[:size], self._unread[size:]
+            size -= len(piece)
+            yield piece
+
     def swallow(self, size: int) -> None:
         """Read so many bytes and keep none."""
-        self.received += len(self._unread)
-        self._unread = b""
-        while self.received < size:
-            self._more()
-            self.received += len(self._unread)
-            self._unread = b""
+        for piece in self.pieces(size):
+            self.received += len(piece)
 
     def send(self, *pieces: bytes) -> None:
         try:
