@@ -116,12 +116,19 @@ class Dispatcher:
     """Carries batches and single calls to the backend."""
 
     def __init__(
-        self, connections: Connections, budget: RetryBudget, observe: Observer, now: Callable[[], float]
+        self,
+        connections: Connections,
+        budget: RetryBudget,
+        observe: Observer,
+        now: Callable[[], float],
+        answered: Callable[[str, float], None],
     ) -> None:
+        """answered: told of every success, by the model's name and the moment on `now` at which it was asked for."""
         self._connections = connections
         self._budget = budget
         self._observe = observe
         self._now = now
+        self._answered = answered
         self._numbers = itertools.count(1)
         self._strikes: OrderedDict[bytes, tuple[int, float]] = OrderedDict()  # signature -> strikes, unjoinable until
 
@@ -153,6 +160,8 @@ class Dispatcher:
         exchange = await self._connections.exchange(
             "POST", job.target, job.own, call.body, retriable=True, timeline=job.timeline
         )
+        if exchange.status < 300:
+            self._answered(job.model, started)
         seconds = (self._now() - started) / len(call.items)
         results: Sequence[bytes] | None = None
         if _splittable(exchange):
@@ -178,6 +187,8 @@ class Dispatcher:
                 self._part_ways(first.signature, STRIKES)
             return [error] * len(jobs)
         slot.release(ok=exchange.status < 300)
+        if exchange.status < 300:
+            self._answered(first.model, started)
         ended = self._now()
         seconds = (ended - started) / items
         for job in jobs:

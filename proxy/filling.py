@@ -28,6 +28,7 @@ from proxy.caching.single_flight import Fleet, Flight
 from proxy.caching.tiers import Tiers
 from proxy.caching.uncacheable import Uncacheable
 from proxy.dispatch import FOR_EVERYBODY, Dispatcher, Done, Job, Refused, refused
+from proxy.telemetry.catalogue import StoreResult
 from proxy.terms import Fingerprint, Identity, Model, Reason
 from proxy.upstream.connections import UpstreamError
 
@@ -89,13 +90,16 @@ class Filler:
         tiers: Tiers,
         uncacheable: Uncacheable,
         *,
+        observe: Callable[[str, StoreResult, int], None],
         unix_time: Callable[[], float] = time.time,
         jitter: Callable[[], float] = lambda: random.uniform(-1.0, 1.0),
     ) -> None:
+        """observe: told of every answer by its route, whether it was stored, and its items."""
         self._batcher = batcher
         self._dispatcher = dispatcher
         self._tiers = tiers
         self._uncacheable = uncacheable
+        self._observe = observe
         self._unix_time = unix_time
         self._jitter = jitter
         self._fills: set[Fill] = set()
@@ -132,7 +136,7 @@ class Filler:
 
         async def run() -> None:
             fill.done = await self.send(job, plan, fill)
-            entries = self.entries(fill.done, [flight.fingerprint for flight in flights], plan)
+            entries = self._entries(fill.done, [flight.fingerprint for flight in flights], plan, job.route)
             if entries is None:
                 done = fill.done
                 raise refused(done.status, done.headers) if done.status in FOR_EVERYBODY else Unshared
@@ -160,7 +164,9 @@ class Filler:
         for flight in fill.flights:
             flight.fail(error if isinstance(error, EXPECTED) else Unshared())
 
-    def entries(self, done: Done, fingerprints: Sequence[Fingerprint], plan: Plan) -> list[Entry] | None:
+    def _entries(
+        self, done: Done, fingerprints: Sequence[Fingerprint], plan: Plan, route: str
+    ) -> list[Entry] | None:
         """What of an answer may be kept, one entry per item; None: nothing, which is remembered of a 2xx."""
         now = self._unix_time()
         lifetime = policy.lifetime(
@@ -171,6 +177,8 @@ class Filler:
             jitter=self._jitter(),
             identity_known=plan.identity.known,
         )
+        stored = not isinstance(lifetime, Reason) and done.results is not None
+        self._observe(route, StoreResult.STORED if stored else StoreResult.NO_STORE, len(fingerprints))
         if isinstance(lifetime, Reason) or done.results is None:
             if 200 <= done.status < 300:
                 for fingerprint in fingerprints:
@@ -182,9 +190,9 @@ class Filler:
             for result in done.results
         ]
 
-    def store(self, done: Done, fingerprints: Sequence[Fingerprint], plan: Plan) -> bool:
+    def store(self, done: Done, fingerprints: Sequence[Fingerprint], plan: Plan, route: str) -> bool:
         """Keep what of an answer may be kept; True if it was."""
-        entries = self.entries(done, fingerprints, plan)
+        entries = self._entries(done, fingerprints, plan, route)
         if entries is None:
             return False
         for fingerprint, entry in zip(fingerprints, entries, strict=True):

@@ -44,7 +44,7 @@ from proxy.protocols.registry import CODECS
 from proxy.protocols.v2_metadata import changes_models
 from proxy.relay import Relay
 from proxy.routing import Mode, Routes, RouteSettings
-from proxy.telemetry.catalogue import ItemResult, StoreResult
+from proxy.telemetry.catalogue import ItemResult
 from proxy.telemetry.metrics import Metrics, RouteMetrics
 from proxy.terms import Failure, Fingerprint, Headers, Model, Outcome, Reason, Timeline
 from proxy.upstream.connections import UpstreamError
@@ -258,6 +258,7 @@ class Pipeline:
     ) -> web.StreamResponse:
         """Lead the flights that nobody has begun, follow those that somebody has, and answer when all have ended."""
         visit, counts = order.visit, order.visit.route.metrics.items
+        visit.route.metrics.saved_upstream_seconds.add(sum([e.fill_cost for e in found if isinstance(e, Entry)]))
         flights: dict[int, Flight[Entry]] = {}
         led: list[int] = []
         for place in missing:
@@ -270,12 +271,11 @@ class Pipeline:
             visit.outcome = Outcome.COALESCED
             await self._follow(visit, flights.values())
             status = cache_status.missed(reason, partial=len(missing) < len(found), collapsed=True, stored=False)
-            return await self._gathered(order, found, flights, status)
+            return await self._gathered(order, found, flights, reason, status)
 
         visit.outcome, visit.reason = Outcome.MISS, reason
         fill = self._filler.start(order.job(tuple(led)), [flights[place] for place in led], order.plan)
         await all_settled(flights.values())
-        visit.route.metrics.stores[StoreResult.STORED if fill.stored else StoreResult.NO_STORE].add(len(led))
         status = cache_status.missed(reason, partial=len(missing) < len(found), collapsed=False, stored=fill.stored)
         if fill.done is not None and fill.done.exchange is not None:
             return await self._say(order, fill.done, status)
@@ -283,7 +283,7 @@ class Pipeline:
             for place, entry in zip(led, self._filler.unstored(fill.done), strict=True):
                 found[place] = entry
                 del flights[place]
-        return await self._gathered(order, found, flights, status)
+        return await self._gathered(order, found, flights, reason, status)
 
     @staticmethod
     async def _follow(visit: Visit, flights: Iterable[Flight[Entry]]) -> None:
@@ -294,21 +294,32 @@ class Pipeline:
         visit.route.metrics.coalesce_wait.observe(visit.timeline.upstream_end - visit.timeline.enqueued)
 
     async def _gathered(
-        self, order: Order, found: list[Entry | Reason], flights: Mapping[int, Flight[Entry]], status: bytes
+        self,
+        order: Order,
+        found: list[Entry | Reason],
+        flights: Mapping[int, Flight[Entry]],
+        reason: Reason,
+        status: bytes,
     ) -> web.StreamResponse:
         """Put in place what settled flights brought; where one brought only its leader's trouble, ask alone, once."""
         for place, flight in flights.items():
             if flight.error is not None and not isinstance(flight.error, EXPECTED_BY_ALL):
-                return await self._say(order, await self._filler.alone(order.whole()), status)
+                return await self._by_itself(order, reason)
             found[place] = flight.result()
         return await self._assembled(order, cast(list[Entry], found), status)
+
+    async def _by_itself(self, order: Order, reason: Reason) -> web.StreamResponse:
+        """Ask with the caller's own bytes, whatever others have asked and the response cache holds; keep nothing."""
+        order.visit.outcome, order.visit.reason = Outcome.MISS, reason
+        status = cache_status.missed(reason, partial=False, collapsed=False, stored=False)
+        return await self._say(order, await self._filler.alone(order.whole()), status)
 
     async def _unshared(self, order: Order, fingerprints: Sequence[Fingerprint], reason: Reason) -> web.StreamResponse:
         """Ask the backend whatever the response cache holds, in a flight of nobody; keep what may be kept."""
         visit = order.visit
         visit.outcome, visit.reason = Outcome.MISS, reason
         done = await self._filler.send(order.whole(), order.plan)
-        stored = self._filler.store(done, fingerprints, order.plan)
+        stored = self._filler.store(done, fingerprints, order.plan, visit.route.settings.id)
         status = cache_status.missed(reason, partial=False, collapsed=False, stored=stored)
         return await self._say(order, done, status)
 
@@ -330,7 +341,7 @@ class Pipeline:
         """An answer made of items from here and there."""
         body = order.codec.answer(order.call, [entry.body for entry in entries])
         if body is None:
-            return await self._say(order, await self._filler.alone(order.whole()), status)
+            return await self._by_itself(order, Reason.MISFIT)
         headers = (*entries[0].headers, (cache_status.CACHE_STATUS, status))
         if (oldest := min(entry.created for entry in entries)) < self._unix_time() - 1:
             headers += ((cache_status.AGE, cache_status.age(oldest, self._unix_time())),)

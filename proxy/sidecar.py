@@ -69,11 +69,20 @@ class Sidecar:
             else RedisStore(settings.redis, proof_key=settings.cache.key, observe=self.metrics.redis, wall=unix_time)
         )
         self.tiers = Tiers(memory, self.redis)
-        dispatcher = Dispatcher(self.connections, self.connections.budget, self.metrics.batches, time.monotonic)
+        dispatcher = Dispatcher(
+            self.connections, self.connections.budget, self.metrics.batches, time.monotonic, self.models.answered
+        )
         self._batcher: Batcher[Job, Done] = Batcher(send=dispatcher.send, observe=self.metrics.batches)
         self.metrics.watch_queue(self._batcher.oldest)
         uncacheable = Uncacheable()
-        self._filler = Filler(self._batcher, dispatcher, self.tiers, uncacheable, unix_time=unix_time)
+        self._filler = Filler(
+            self._batcher,
+            dispatcher,
+            self.tiers,
+            uncacheable,
+            observe=lambda route, result, items: self.metrics.route(route).stores[result].add(items),
+            unix_time=unix_time,
+        )
         self.pipeline = Pipeline(
             routes=table,
             route_parts={

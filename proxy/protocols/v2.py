@@ -197,7 +197,10 @@ def _merged(results: Sequence[bytes]) -> bytes | None:
     if len(cuts) < len(results) or len({text for text, _ in cuts}) != 1:
         return None
     frame = answer_frame(cuts[0][0])
+    # An item result has no id, and as many values as its frame has places for them.
     if frame is None or frame.outputs is None or frame.id_hole is not None or frame.id_text is not None:
+        return None
+    if any(len(values) != frame.holes for _, values in cuts):
         return None
     data = []
     for tensor, column in zip(frame.outputs, zip(*(values for _, values in cuts), strict=True), strict=True):

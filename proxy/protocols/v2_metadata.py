@@ -9,6 +9,7 @@ Knows nothing of when to ask and of what follows from an answer.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 from urllib.parse import quote
 
@@ -99,6 +100,12 @@ def counters(stats: bytes | None) -> dict[str, int] | None:
                 f"{version}/{name}": count for name, value in flat.items() if (count := _count(value)) is not None
             }
     return found
+
+
+def answered(counters: Mapping[str, int] | None) -> int | None:
+    """How many calls, over all versions, the model has answered since it was loaded; None where nothing tells."""
+    counts = [count for name, count in (counters or {}).items() if name.endswith("/success.count")]
+    return sum(counts) if counts else None
 
 
 def listed(index: bytes | None) -> tuple[str, ...]:

@@ -2,8 +2,8 @@
 
 Every model in use is asked for its versions, its config and its counters every `EVERY` seconds. A new
 generation starts where there is reason to believe that its weights changed: versions or config differ,
-a counter fell or is gone, the backend came back after a connection to it had failed, or a call that
-loads or unloads models passed through.
+a counter fell or is gone, or counts fewer calls than the backend has answered to Forebay alone, the backend
+came back after a connection to it had failed, or a call that loads or unloads models passed through.
 
 Invariants
     Generations strictly increase. What was learnt before a reason to doubt is not used after it: from
@@ -13,8 +13,8 @@ Invariants
     `UNLISTED_FOR` seconds at the earliest, and few names are asked at a time: a scan of random names
     neither costs memory nor pushes out the models in use nor floods the backend.
 
-What it does not know: a reload between two polls after which every counter passed its old value again,
-and the route's configured revision (`Identity.revision` stays empty).
+What it does not know: a reload between two polls after which others than Forebay made every counter pass
+its old value again, one before the first call of a model was counted, and the route's configured revision (`Identity.revision` stays empty).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import math
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from proxy.protocols import v2_metadata
@@ -43,6 +43,7 @@ KEPT: Final = 64  # models that are polled; the one unused for longest is forgot
 UNLISTED: Final = 256  # names that are remembered as not listed
 UNLISTED_FOR: Final = 10.0  # seconds
 PAUSE: Final = 0.25  # seconds without first questions after one that got no real answer
+COUNTS_WITHIN: Final = 0.05  # seconds; a backend may answer a call a little before it counts it
 _POLLS: Final = 4  # models that one poll asks about at the same time
 _ASKING: Final = 8  # names that are being asked about when first questions must wait
 
@@ -52,11 +53,15 @@ _REFUSALS: Final = frozenset({*range(400, 500), 501}) - {408, 425, 429}
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """What one round of questions found out about a listed model; None where the backend has no such thing."""
+    """What one round of questions found out about a listed model; None where the backend has no such thing.
+
+    served: calls that Forebay knows to have been begun and answered between the round before and this one.
+    """
 
     versions: tuple[str, ...]
     config: bytes | None
     counters: dict[str, int] | None
+    served: int = 0
 
     def doubts(self, before: _Facts) -> str | None:
         """Why other weights may answer now than `before`; None if nothing says so."""
@@ -67,15 +72,30 @@ class _Facts:
         counters = self.counters or {}
         if any(counters.get(name, -1) < count for name, count in (before.counters or {}).items()):
             return "its counters started again"
+        if self.misses_calls(before):
+            return "it counts fewer calls than it has answered"
         return None
+
+    def misses_calls(self, before: _Facts) -> bool:
+        """Were calls since `before` answered that its counters do not show?
+
+        Else a reload would be hidden from a poll by as few calls as the model had answered before the last one.
+        """
+        counted, were = v2_metadata.answered(self.counters), v2_metadata.answered(before.counters)
+        return counted is not None and were is not None and counted < were + self.served
 
 
 @dataclass(slots=True, eq=False)
 class _Record:
-    """A listed model in use. Both are None while it must be asked again."""
+    """A listed model in use. `facts` and `model` are None while it must be asked again.
+
+    since: when `facts` came, on `now`. served: calls begun after that, and answered.
+    """
 
     facts: _Facts | None = None
     model: Model | None = None
+    since: float = math.inf
+    served: int = 0
 
 
 class _NoNews(Exception):
@@ -120,6 +140,12 @@ class Models:
         if self._now() >= again:
             self._seek(name)
         return model
+
+    def answered(self, name: str, began: float) -> None:
+        """The backend has answered, with a success, a call of this model that Forebay sent at `began`, on `now`."""
+        record = self._records.get(name)
+        if record is not None and began > record.since:
+            record.served += 1
 
     def changed(self, name: str) -> None:
         """A call that loads or unloads this model has passed through; `*`: any model."""
@@ -202,12 +228,19 @@ class Models:
 
     async def _questions(self, name: str) -> _Facts | None:
         """None where the backend does not list the model. Raises UpstreamError, _NoNews."""
+        record = self._records.get(name) or _Record()
+        before, served = record.facts, record.served
         metadata = await self._question(v2_metadata.metadata_path(name))
         if metadata is None:
             return None
         config = await self._question(v2_metadata.config_path(name))
-        stats = await self._question(v2_metadata.stats_path(name))
-        return _Facts(v2_metadata.versions(metadata), config, v2_metadata.counters(stats))
+        counters = v2_metadata.counters(await self._question(v2_metadata.stats_path(name)))
+        facts = _Facts(v2_metadata.versions(metadata), config, counters, served)
+        if before is not None and facts.misses_calls(before):
+            await self._sleep(COUNTS_WITHIN)
+            counters = v2_metadata.counters(await self._question(v2_metadata.stats_path(name)))
+            facts = replace(facts, counters=counters)
+        return facts
 
     async def _question(self, path: str) -> bytes | None:
         """The body of a 200; None where the backend has nothing there."""
@@ -222,6 +255,7 @@ class Models:
         self._unlisted.pop(name, None)
         record = self._records.setdefault(name, _Record())
         before, record.facts = record.facts, facts
+        record.since, record.served = self._now(), 0
         if before is not None and record.model is not None:
             if (why := facts.doubts(before)) is None:
                 return

@@ -46,7 +46,8 @@ class ModelServer:
     arrived: asyncio.Condition = field(default_factory=asyncio.Condition)
     pace: Callable[[], float] | None = None  # seconds that the next request takes
     ready: bool = True
-    served: int = 0
+    served: int = 0  # rows
+    executed: int = 0  # requests
     version: str = "1"
     port: int = 0
 
@@ -69,7 +70,7 @@ class ModelServer:
     def reload(self, weights: int) -> None:
         """Other weights in place: nothing shows it but the counters, which start again."""
         self.weights = weights
-        self.served = 0
+        self.served = self.executed = 0
 
     async def handle(self, request: web.BaseRequest) -> web.StreamResponse:
         path = request.path
@@ -93,7 +94,8 @@ class ModelServer:
             )
         if path == "/v2/models/double/stats":
             stat = {"name": "double", "version": self.version, "inference_count": self.served}
-            return web.json_response({"model_stats": [stat | {"execution_count": self.served}]})
+            stat |= {"execution_count": self.executed, "inference_stats": {"success": {"count": self.executed, "ns": 0}}}
+            return web.json_response({"model_stats": [stat]})
         if path.startswith("/v2/models/double") and path.endswith("/infer"):
             return await self.infer(request)
         if path.startswith("/v2/models/"):
@@ -123,6 +125,7 @@ class ModelServer:
                 rows -= 1
                 break
         self.served += rows
+        self.executed += 1
         values = [2 * value + self.weights for value in data[: rows * width]]
         body: dict[str, Any] = {"model_name": "double", "model_version": self.version}
         if "id" in call:
@@ -140,6 +143,7 @@ class ModelServer:
         if fault is Fault.OVERLOAD:
             return web.json_response({"error": "busy"}, status=503, headers={"Retry-After": "7"})
         if fault is Fault.GARBAGE:
+            self.executed += 1
             return web.Response(body=b"\x00not json", content_type="application/json")
         if fault is Fault.MISCOUNT and rows > 1:
             return None

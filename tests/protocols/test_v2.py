@@ -499,6 +499,7 @@ def test_an_answer_carries_its_callers_own_id(member: bytes, id_: bytes | None) 
         (b"[3,-0.0]", b"[[3,-0.0]]"),
         (b"{", b"["),
         (b"}]}", b"}]"),
+        (b"[3,-0.0]", b"\x00"),
     ],
 )
 def test_results_of_two_forms_make_no_answer(old: bytes, new: bytes) -> None:
@@ -507,6 +508,24 @@ def test_results_of_two_forms_make_no_answer(old: bytes, new: bytes) -> None:
     ((first, second),) = split(ANSWER, [2])
     assert old in second
     assert CODEC.answer(call, [first, second.replace(old, new, 1)]) is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"model_name"', b'"id":"x","model_name"'),
+        (b'"model_name"', b'"id":"\xc3\xa9","model_name"'),
+        (b'"model_name"', b'"parameters":{"p":1},"model_name"'),
+        (b"[1,2]", b"[]"),
+        (b'"data":[', b'"data":\x00,"more":['),
+    ],
+)
+def test_what_is_no_rows_result_is_not_merged(old: bytes, new: bytes) -> None:
+    """Rows are put together only from results that a joined answer could have given."""
+    call = parsed(one_input())
+    ((first, second),) = split(ANSWER, [2])
+    assert old in first
+    assert CODEC.answer(call, [result.replace(old, new, 1) for result in (first, second)]) is None
 
 
 def test_as_many_results_as_items() -> None:
