@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +21,9 @@ OUT = Path("out/bench.json")
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="three short rounds: about a minute, and less to be relied on")
+    parser.add_argument(
+        "--quick", action="store_true", help="three short rounds: about a minute, and less to be relied on"
+    )
     parser.add_argument("--rounds", type=int, help="how many (9; with --quick 3)")
     parser.add_argument("--only", choices=("hits", "batching"), help="one half of it")
     parser.add_argument("--out", type=Path, default=OUT, help=f"where the JSON goes ({OUT})")
@@ -39,7 +40,7 @@ def main() -> int:
     rounds: dict[str, Rounds] = {}
     found: dict[str, float] = {}
     simulated: dict[int, Run] = {}
-    back: dict[str, Any] = {}
+    back: dict[int, dict[str, float]] = {}
     if wanted.only != "batching":
         with measures.hits_and_passing(1 if wanted.quick else 2) as setting:
             rounds |= _all(setting, count)
@@ -66,7 +67,8 @@ def main() -> int:
     for figure in figures:
         print(figure)
     wanted.out.parent.mkdir(parents=True, exist_ok=True)
-    wanted.out.write_text(json.dumps(report.document(about, rounds, simulated, found, figures, back), indent=1))
+    document = report.document(about, rounds=rounds, simulated=simulated, found=found, figures=figures, returns=back)
+    wanted.out.write_text(json.dumps(document, indent=1))
     print(f"\n{count} interleaved rounds in {about['seconds']} s; every one of them is in {wanted.out}")
     return 0
 

@@ -5,6 +5,7 @@ Loopback only, bounded by whole seconds. Latency is wrk's own: from a request wr
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -71,17 +72,14 @@ def parse(output: str, busy_seconds: float) -> Sample:
     return Sample(**result, busy=busy_seconds / result["seconds"])
 
 
-_numbers = 1
+_firsts = itertools.count(1, 1_000_000)  # numbers must differ over all runs, for all may ask one response cache
 
 
 def run(load: Load, core: int) -> Sample:
     """Let wrk send `load` from this core."""
-    global _numbers  # noqa: PLW0603  # numbers must differ over all runs against one response cache
     parts = urlsplit(load.url)
     assert parts.hostname == "127.0.0.1", "load goes to loopback only"
-    first = 0
-    if load.varied:
-        first, _numbers = _numbers, _numbers + 100_000 * load.seconds
+    first = next(_firsts) if load.varied else 0
     command = [program(), "--threads=1", f"--connections={load.callers}", f"--duration={load.seconds}s"]
     command += ["--timeout=20s", f"--script={SCRIPT}", f"http://{parts.netloc}", "--"]
     command += [parts.path, load.body.decode(), str(first)]

@@ -67,11 +67,12 @@ def _read(path: str) -> str:
 
 def document(
     about: Mapping[str, Any],
+    *,
     rounds: Mapping[str, Rounds],
     simulated: Mapping[int, Run],
     found: Mapping[str, float],
     figures: Sequence[Figure],
-    returns: Mapping[str, Any],
+    returns: Mapping[int, Mapping[str, float]],
 ) -> dict[str, Any]:
     """Everything, every round included."""
     return {

@@ -65,7 +65,7 @@ def summary(cycles: Sequence[Sequence[float]]) -> dict[str, float]:
     }
 
 
-async def _serve(file: Path, upstream: str) -> None:
+async def _serve(upstream: str) -> list[list[float]]:
     addresses = {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0"}
     settings = load_settings(None, {}, addresses | {"upstream": upstream})
     cycles: list[list[float]] = [[]]
@@ -83,7 +83,7 @@ async def _serve(file: Path, upstream: str) -> None:
         _also(sidecar.metrics.batches, "queued", lambda *_: cycles[-1].append(time.monotonic() - answered))
         print(f"listening on http://{sidecar.data_address}", flush=True)
         await asked.wait()
-    file.write_text(json.dumps(summary(cycles)))
+    return cycles
 
 
 def _also(observer: object, name: str, record: Callable[..., None]) -> None:
@@ -98,4 +98,4 @@ def _also(observer: object, name: str, record: Callable[..., None]) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve(Path(sys.argv[1]), sys.argv[3]))
+    Path(sys.argv[1]).write_text(json.dumps(summary(uvloop.run(_serve(sys.argv[3])))))

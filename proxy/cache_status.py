@@ -6,6 +6,7 @@ Forebay does not understand goes through without a field of ours.
 
 from __future__ import annotations
 
+import functools
 from typing import Final
 
 from proxy.terms import Reason
@@ -43,7 +44,12 @@ _BYPASSED: Final = {reason: _forwarded(reason, why=b"bypass", collapsed=False, s
 
 def hit(ttl: float) -> bytes:
     """Every item came from the response cache; `ttl` is the least remaining freshness, in seconds."""
-    return b"Forebay; hit; ttl=%d" % ttl
+    return _hit(int(ttl))
+
+
+@functools.lru_cache(maxsize=4096)  # of a few seconds' answers; writing it anew would take longer
+def _hit(seconds: int) -> bytes:
+    return b"Forebay; hit; ttl=%d" % seconds
 
 
 def missed(reason: Reason, *, partial: bool, collapsed: bool, stored: bool) -> bytes:
@@ -62,4 +68,9 @@ def bypassed(reason: Reason) -> bytes:
 
 def age(created: float, now: float) -> bytes:
     """The age of the oldest item, whole seconds; both arguments in Unix seconds."""
-    return b"%d" % max(0.0, now - created)
+    return _whole(int(max(0.0, now - created)))
+
+
+@functools.lru_cache(maxsize=4096)
+def _whole(seconds: int) -> bytes:
+    return b"%d" % seconds

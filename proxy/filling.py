@@ -2,8 +2,8 @@
 
 Invariants
     A fill settles or fails every flight it was given, on every exit: nobody waits for a task that is gone.
-    A fill whose callers have all left is withdrawn if it still waits in a window; once dispatched it
-    goes on for `finish_abandoned`, so that a client that timed out and retries finds its answer.
+    A fill whose callers have all left is withdrawn if it still waits in a window; once dispatched it has
+    `finish_abandoned` left, so that a client that timed out and retries finds its answer.
     What may not be stored is not shared either: the flight's followers try for themselves.
 
 Knows nothing of clients' connections and of how answers are assembled.
@@ -16,18 +16,20 @@ import logging
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from proxy.batching.batcher import BatchAborted, Batcher, QueueFull, Ticket
+from proxy.batching.batcher import Batcher, QueueFull, Ticket
 from proxy.batching.settings import BatchMode, BatchSettings
 from proxy.caching import policy
 from proxy.caching.entry import Entry
+from proxy.caching.fingerprint import Tenant
 from proxy.caching.policy import CacheSettings
 from proxy.caching.single_flight import Fleet, Flight
 from proxy.caching.tiers import Tiers
 from proxy.caching.uncacheable import Uncacheable
-from proxy.dispatch import FOR_EVERYBODY, Dispatcher, Done, Job, Refused, refused
+from proxy.dispatch import ASK_ALONE, FOR_EVERYBODY, AskAlone, Dispatcher, Done, Job, Refused, refused
+from proxy.http.body import Body
 from proxy.telemetry.catalogue import StoreResult
 from proxy.terms import Fingerprint, Identity, Model, Reason
 from proxy.upstream.connections import UpstreamError
@@ -42,18 +44,21 @@ class Unshared(Exception):
 EXPECTED_BY_ALL: Final = (Refused, UpstreamError, QueueFull)
 """What a caller and all who follow it get alike; after any other error a follower tries for itself."""
 
-EXPECTED: Final = (*EXPECTED_BY_ALL, BatchAborted, Unshared)
+EXPECTED: Final = (*EXPECTED_BY_ALL, Unshared)
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How a call is treated: its route's settings, and what is known of its model.
 
-    slots: batches of the model at the backend at once.
+    alone: the settings under which no two parts share a batch. slots: batches of the model at the backend at once.
+    tenant: whose answers are whose.
     """
 
     cache: CacheSettings
     batch: BatchSettings
+    alone: BatchSettings
+    tenant: Tenant
     model: Model
     identity: Identity
     slots: int
@@ -68,10 +73,11 @@ class Fill:
 
     job: Job
     flights: Sequence[Flight[Entry]]
+    body: Body
     patience: float
     done: Done | None = None
     stored: bool = False
-    ticket: Ticket[Done] | None = None
+    ticket: Ticket[Done | AskAlone] | None = None
     task: asyncio.Task[None] | None = None
     fleet: Fleet | None = None
     grace: asyncio.TimerHandle | None = None
@@ -85,7 +91,7 @@ class Filler:
 
     def __init__(
         self,
-        batcher: Batcher[Job, Done],
+        batcher: Batcher[Job, Done | AskAlone],
         dispatcher: Dispatcher,
         tiers: Tiers,
         uncacheable: Uncacheable,
@@ -105,18 +111,28 @@ class Filler:
         self._fills: set[Fill] = set()
 
     async def send(self, job: Job, plan: Plan, fill: Fill | None = None) -> Done:
-        """The answer to one part: through a window where it may join, else straight to the backend.
+        """The answer to one part. Joinable items take a slot, in company or alone; what never joins takes none.
 
         Raises Refused, UpstreamError, QueueFull. Cancelled, it takes the part out of its window.
         """
-        if not job.part.call.joins or plan.batch.mode is BatchMode.OFF or not self._dispatcher.joinable(job.signature):
-            return await self.alone(job)
+        if not job.part.call.joins or plan.batch.mode is BatchMode.OFF:
+            return await self._dispatcher.alone(job)
+        if not self._dispatcher.joinable(job.signature):
+            job = replace(job, singly=True)
+        answer = await self._ride(job, plan, fill)
+        if answer is ASK_ALONE:
+            answer = await self._ride(replace(job, singly=True), plan, fill)
+        assert isinstance(answer, Done), "what travels singly is never asked to"
+        return answer
+
+    async def _ride(self, job: Job, plan: Plan, fill: Fill | None) -> Done | AskAlone:
+        """Wait for a slot, and for company where it may have some."""
         ticket = self._batcher.enqueue(
             job,
-            size=len(job.part.indexes),
+            size=job.size,
             lane=job.model,
             signature=job.signature,
-            settings=plan.batch,
+            settings=plan.alone if job.singly else plan.batch,
             max_size=plan.model.max_batch_size,
             slots=plan.slots,
             route=job.route,
@@ -126,13 +142,13 @@ class Filler:
             fill.ticket = ticket
         return await ticket.result
 
-    async def alone(self, job: Job) -> Done:
-        """The whole call with the caller's own bytes, in nobody's company and without a slot. Raises UpstreamError."""
-        return await self._dispatcher.alone(job)
+    def start(self, job: Job, flights: Sequence[Flight[Entry]], plan: Plan, body: Body) -> Fill:
+        """Begin to compute the items of `job` for the flights that lead them, one each, in order.
 
-    def start(self, job: Job, flights: Sequence[Flight[Entry]], plan: Plan) -> Fill:
-        """Begin to compute the items of `job` for the flights that lead them, one each, in order."""
-        fill = Fill(job, flights, plan.cache.finish_abandoned)
+        body: the caller's own, which the fill may hold longer than the caller stays.
+        """
+        fill = Fill(job, flights, body, plan.cache.finish_abandoned)
+        body.hold()
 
         async def run() -> None:
             fill.done = await self.send(job, plan, fill)
@@ -154,6 +170,7 @@ class Filler:
     def _ended(self, fill: Fill, task: asyncio.Task[None]) -> None:
         """Whatever the end was, nobody is left waiting. A callback, for a task may end before it began."""
         self._fills.discard(fill)
+        fill.body.release()
         if fill.grace is not None:
             fill.grace.cancel()
         error = Unshared() if task.cancelled() else task.exception()
@@ -164,9 +181,7 @@ class Filler:
         for flight in fill.flights:
             flight.fail(error if isinstance(error, EXPECTED) else Unshared())
 
-    def _entries(
-        self, done: Done, fingerprints: Sequence[Fingerprint], plan: Plan, route: str
-    ) -> list[Entry] | None:
+    def _entries(self, done: Done, fingerprints: Sequence[Fingerprint], plan: Plan, route: str) -> list[Entry] | None:
         """What of an answer may be kept, one entry per item; None: nothing, which is remembered of a 2xx."""
         now = self._unix_time()
         lifetime = policy.lifetime(
@@ -176,6 +191,7 @@ class Filler:
             now=now,
             jitter=self._jitter(),
             identity_known=plan.identity.known,
+            tenant=plan.tenant,
         )
         stored = not isinstance(lifetime, Reason) and done.results is not None
         self._observe(route, StoreResult.STORED if stored else StoreResult.NO_STORE, len(fingerprints))
@@ -212,15 +228,17 @@ class Filler:
             fill.task.cancel()
             for flight in fill.flights:
                 flight.drop()  # now, not when the task has ended: whoever asks next must lead anew
-        elif not fill.task.done():
-            if fill.grace is not None:
-                fill.grace.cancel()
+        elif fill.grace is None and not fill.task.done():
             fill.grace = asyncio.get_running_loop().call_later(fill.patience, self._give_up, fill)
 
-    def _give_up(self, fill: Fill) -> None:
-        fill.grace = None
-        if fill.fleet is not None and fill.fleet.waiters == 0 and fill.task is not None:
-            fill.task.cancel()
+    @staticmethod
+    def _give_up(fill: Fill) -> None:
+        """Its time is over, counted from when it was first abandoned; whoever waits again by now asks alone.
+
+        Else one that hangs would hold its item, and a slot, for as long as anybody retries.
+        """
+        assert fill.task is not None
+        fill.task.cancel()
 
     async def aclose(self) -> None:
         """End every fill; their flights fail."""

@@ -26,22 +26,23 @@ from proxy import cache_status
 from proxy.batching.batcher import QueueFull
 from proxy.batching.settings import BatchMode
 from proxy.caching.entry import Entry
-from proxy.caching.fingerprint import Keys, Scope
+from proxy.caching.fingerprint import Keys, Tenant
 from proxy.caching.look_ups import LookUp
 from proxy.caching.policy import CacheMode, CacheUse, directives
 from proxy.caching.single_flight import Flight, Flights, all_settled
 from proxy.caching.tiers import Tiers
 from proxy.caching.uncacheable import Uncacheable
-from proxy.dispatch import Done, Job, Refused
+from proxy.dispatch import FOR_EVERYBODY, Done, Job, Refused
 from proxy.filling import EXPECTED, EXPECTED_BY_ALL, Filler, Plan
 from proxy.http import refusal
-from proxy.http.body import Body, pass_body, read_body
-from proxy.http.headers import get, to_backend
+from proxy.http.body import Body, body_at_hand, pass_body, read_body
+from proxy.http.headers import to_backend
 from proxy.http.limits import Buffered, Limits
 from proxy.http.reply import Reply
 from proxy.protocols.codec import Call, Codec, Endpoint, Part
 from proxy.protocols.registry import CODECS
 from proxy.protocols.v2_metadata import changes_models
+from proxy.readings import Reading, Readings
 from proxy.relay import Relay
 from proxy.routing import Mode, Routes, RouteSettings
 from proxy.telemetry.catalogue import ItemResult
@@ -80,28 +81,32 @@ class Visit:
     answering: bool = False  # the client has been sent something: too late for another answer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Order:
-    """A call that is understood, with all that answering it takes."""
+    """A call that is understood, with all that answering it takes. Nothing of it changes."""
 
     visit: Visit
-    codec: Codec
+    reading: Reading
     call: Call
     plan: Plan
-    scope: Scope
+    cache: CacheUse
     host: bytes
+    body: Body
+    read_anew: bool
 
     def job(self, indexes: tuple[int, ...]) -> Job:
         """Some of its items, ready to be sent."""
         visit, call = self.visit, self.call
         return Job(
-            codec=self.codec,
+            codec=self.reading.codec,
             part=Part(call, indexes),
             model=call.endpoint.model,
             route=visit.route.settings.id,
             target=visit.http.raw_path,
             own=to_backend(visit.http.raw_headers, host=self.host, identity=True),
-            signature=visit.route.keys.signature(self.scope, call.shared),
+            signature=visit.route.keys.signature(
+                self.reading.scope, b"%d:" % len(call.company) + call.company + call.shared
+            ),
             timeline=visit.timeline,
         )
 
@@ -145,6 +150,7 @@ class Pipeline:
         self._slots = slots
         self._metrics = metrics
         self._codecs = codecs
+        self._readings = Readings()
         self._unix_time = unix_time
         self._began = unix_time()
 
@@ -174,39 +180,66 @@ class Pipeline:
                 return await self._pass(visit, Reason.OPTED_OUT)
             if not _readable(visit.http.raw_headers):
                 return await self._pass(visit, Reason.UNPARSED)
-            with await read_body(visit.http, self._limits, self._buffered) as body:
+            http, limits, buffered = visit.http, self._limits, self._buffered
+            with body_at_hand(http, limits, buffered) or await read_body(http, limits, buffered) as body:
                 visit.timeline.body_read = time.monotonic()
                 if not body.complete:
                     return await self._pass(visit, Reason.TOO_LARGE, body)
-                try:
-                    return await self._understand(visit, visit.codec, visit.endpoint, body)
-                except (*EXPECTED, ConnectionError):
-                    raise
-                except Exception:
-                    log.exception("passed through after a fault of Forebay's own")
-                    if visit.answering:
-                        raise
-                    return await self._pass(visit, Reason.CODEC_ERROR, body)
+                return await self._call(visit, visit.codec, visit.endpoint, body)
         except refusal.Refused as refused:
             visit.outcome, visit.reason = Outcome.REJECTED, refused.reason
             return await self._refuse(visit, refused.status, refused.message)
         except EXPECTED as error:
             return await self._fail(visit, error)
 
-    async def _understand(self, visit: Visit, codec: Codec, endpoint: Endpoint, body: Body) -> web.StreamResponse:
-        """What a codec makes of it, and what route and caller want of it."""
+    async def _call(self, visit: Visit, codec: Codec, endpoint: Endpoint, body: Body) -> web.StreamResponse:
+        """A call that is all here: understood, then answered as its route and its caller want it."""
+        try:
+            order = self._order(visit, codec, endpoint, body)
+            if isinstance(order, Reason):
+                return await self._pass(visit, order, body)
+            if order.cache is CacheUse.ON:
+                return await self._cached(order)
+            if order.cache is CacheUse.REFRESH:
+                return await self._unshared(order, Reason.REFRESH)
+            visit.outcome, visit.reason = Outcome.BYPASS, Reason.OPTED_OUT
+            done = await self._filler.send(order.whole(), order.plan)
+            return await self._say(order, done, cache_status.bypassed(Reason.OPTED_OUT))
+        except (*EXPECTED, ConnectionError):
+            raise
+        except Exception:
+            log.exception("passed through after a fault of Forebay's own")
+            if visit.answering:
+                raise
+            return await self._pass(visit, Reason.CODEC_ERROR, body)
+
+    def _order(self, visit: Visit, codec: Codec, endpoint: Endpoint, body: Body) -> Order | Reason:
+        """What the caller wants, remembered or read; a `Reason` to let it through as it is."""
         model = self._models.get(endpoint.model)
         if model is None:
-            return await self._pass(visit, Reason.MODEL_UNKNOWN, body)
+            return Reason.MODEL_UNKNOWN
+        http = visit.http
+        reading = self._readings.of(http.method, http.raw_path, http.raw_headers, body.data, model)
+        if reading is not None:
+            return Order(visit, reading, reading.call, reading.plan, reading.cache, self._host, body, read_anew=False)
+        understood = self._understand(visit, codec, endpoint, body, model)
+        if isinstance(understood, Reason):
+            return understood
+        return Order(
+            visit, understood, understood.call, understood.plan, understood.cache, self._host, body, read_anew=True
+        )
+
+    def _understand(self, visit: Visit, codec: Codec, endpoint: Endpoint, body: Body, model: Model) -> Reading | Reason:
+        """What a codec makes of it, and what route and caller want of it; a `Reason` to let it through as it is."""
         call = codec.parse(endpoint, body.data, model)
         if isinstance(call, Reason):
-            return await self._pass(visit, call, body)
+            return call
         settings, headers = visit.route.settings, visit.http.raw_headers
         wish = directives(headers)
         plan = self._plan(visit.route, model)[0 if wish.batch else 1]
         cached = settings.cache.mode is CacheMode.ON and wish.cache is not CacheUse.OFF
-        if not cached and (plan.batch.mode is BatchMode.OFF or not call.joins):
-            return await self._pass(visit, Reason.OPTED_OUT, body)
+        if not cached and (plan.batch.mode is BatchMode.OFF or not call.joins or not wish.batch):
+            return Reason.OPTED_OUT
         scope = visit.route.keys.scope(
             route=settings.id,
             protocol=codec.name,
@@ -216,42 +249,47 @@ class Pipeline:
             query=visit.query.encode("utf-8", "surrogateescape"),
             headers=headers,
         )
-        order = Order(visit, codec, call, plan, scope, self._host)
         if not cached:
-            visit.outcome, visit.reason = Outcome.BYPASS, Reason.OPTED_OUT
-            done = await self._filler.send(order.whole(), plan)
-            return await self._say(order, done, cache_status.bypassed(Reason.OPTED_OUT))
+            return Reading(codec, call, plan, scope, CacheUse.OFF, ())
         fingerprints = visit.route.keys.fingerprints(scope, call.shared, call.items)
-        if wish.cache is CacheUse.REFRESH:
-            return await self._unshared(order, fingerprints, Reason.REFRESH)
-        return await self._cached(order, fingerprints)
+        return Reading(codec, call, plan, scope, wish.cache, fingerprints)
 
-    async def _cached(self, order: Order, fingerprints: Sequence[Fingerprint]) -> web.StreamResponse:
+    async def _cached(self, order: Order) -> web.StreamResponse:
         """From the response cache what it holds, from flights what is under way, from the backend the rest."""
+        fingerprints = order.reading.fingerprints
         now, counts = self._unix_time(), order.visit.route.metrics.items
         found = self._peek(fingerprints, now)
         missing = [place for place, entry in enumerate(found) if isinstance(entry, Reason)]
-        counts[ItemResult.MEMORY_HIT].add(len(found) - len(missing))
+        in_memory = len(found) - len(missing)
         if missing and self._tiers.redis is not None:
             fetched = await self._tiers.fetch([fingerprints[place] for place in missing], now)
             for place, entry in zip(missing, fetched, strict=True):
-                found[place] = _sooner(found[place], entry)
-            still = [place for place in missing if isinstance(found[place], Reason)]
-            counts[ItemResult.REDIS_HIT].add(len(missing) - len(still))
-            missing = still
+                found[place] = self._sooner(fingerprints[place], found[place], entry, now)
+            missing = [place for place in missing if isinstance(found[place], Reason)]
         if not missing:
             order.visit.timeline.cache_answered = time.monotonic()
-            return await self._hit(order, fingerprints, cast(list[Entry], found), now)
+            if (reply := self._hit(order, cast(list[Entry], found), now)) is None:
+                counts[ItemResult.MISS].add(len(found))
+                return await self._unshared(order, Reason.MISFIT)
+            counts[ItemResult.MEMORY_HIT].add(in_memory)
+            counts[ItemResult.REDIS_HIT].add(len(found) - in_memory)
+            if order.read_anew:
+                http = order.visit.http
+                self._readings.keep(http.method, http.raw_path, http.raw_headers, order.call.body, order.reading)
+            return await self._reply(order.visit, reply)
         reason = next(entry for entry in found if isinstance(entry, Reason))
         if any(self._uncacheable.holds(fingerprints[place].address, now) for place in missing):
-            counts[ItemResult.MISS].add(len(missing))
-            return await self._unshared(order, fingerprints, Reason.NO_STORE)
-        return await self._missed(order, fingerprints, found, missing, reason)
+            reason = Reason.NO_STORE
+        if reason is Reason.NO_STORE or order.call.company:
+            counts[ItemResult.MISS].add(len(found))
+            return await self._unshared(order, reason)
+        counts[ItemResult.MEMORY_HIT].add(in_memory)
+        counts[ItemResult.REDIS_HIT].add(len(found) - len(missing) - in_memory)
+        return await self._missed(order, found, missing, reason)
 
     async def _missed(
         self,
         order: Order,
-        fingerprints: Sequence[Fingerprint],
         found: list[Entry | Reason],
         missing: Sequence[int],
         reason: Reason,
@@ -262,20 +300,30 @@ class Pipeline:
         flights: dict[int, Flight[Entry]] = {}
         led: list[int] = []
         for place in missing:
-            flights[place], leading = self.flights.lead_or_follow(fingerprints[place])
-            if leading:
+            flights[place], new = self.flights.lead_or_follow(order.reading.fingerprints[place])
+            if new:
                 led.append(place)
         counts[ItemResult.MISS].add(len(led))
         counts[ItemResult.COALESCED].add(len(missing) - len(led))
         if not led:
             visit.outcome = Outcome.COALESCED
+            visit.timeline.enqueued = time.monotonic()
             await self._follow(visit, flights.values())
             status = cache_status.missed(reason, partial=len(missing) < len(found), collapsed=True, stored=False)
             return await self._gathered(order, found, flights, reason, status)
 
         visit.outcome, visit.reason = Outcome.MISS, reason
-        fill = self._filler.start(order.job(tuple(led)), [flights[place] for place in led], order.plan)
-        await all_settled(flights.values())
+        leading = [flights[place] for place in led]
+        try:
+            fill = self._filler.start(order.job(tuple(led)), leading, order.plan, order.body)
+        except BaseException:
+            for flight in leading:  # nobody else will settle them, and whoever asks next must lead anew
+                flight.drop()
+            raise
+        if len(led) < len(missing):
+            await self._follow(visit, flights.values())
+        else:
+            await all_settled(leading)
         status = cache_status.missed(reason, partial=len(missing) < len(found), collapsed=False, stored=fill.stored)
         if fill.done is not None and fill.done.exchange is not None:
             return await self._say(order, fill.done, status)
@@ -287,11 +335,13 @@ class Pipeline:
 
     @staticmethod
     async def _follow(visit: Visit, flights: Iterable[Flight[Entry]]) -> None:
-        """Wait for what others compute, and say in the timeline when that was."""
-        visit.timeline.enqueued = time.monotonic()
-        await all_settled(flights)
-        visit.timeline.upstream_end = time.monotonic()
-        visit.route.metrics.coalesce_wait.observe(visit.timeline.upstream_end - visit.timeline.enqueued)
+        """Wait for what others compute, perhaps beside what this call leads, and say in the timeline until when."""
+        since = time.monotonic()
+        try:
+            await all_settled(flights)
+        finally:
+            visit.timeline.upstream_end = time.monotonic()
+            visit.route.metrics.coalesce_wait.observe(visit.timeline.upstream_end - since)
 
     async def _gathered(
         self,
@@ -309,37 +359,37 @@ class Pipeline:
         return await self._assembled(order, cast(list[Entry], found), status)
 
     async def _by_itself(self, order: Order, reason: Reason) -> web.StreamResponse:
-        """Ask with the caller's own bytes, whatever others have asked and the response cache holds; keep nothing."""
+        """Ask with the caller's own bytes, once, whatever others have asked and the cache holds; keep nothing."""
         order.visit.outcome, order.visit.reason = Outcome.MISS, reason
         status = cache_status.missed(reason, partial=False, collapsed=False, stored=False)
-        return await self._say(order, await self._filler.alone(order.whole()), status)
+        return await self._say(order, await self._filler.send(replace(order.whole(), singly=True), order.plan), status)
 
-    async def _unshared(self, order: Order, fingerprints: Sequence[Fingerprint], reason: Reason) -> web.StreamResponse:
+    async def _unshared(self, order: Order, reason: Reason) -> web.StreamResponse:
         """Ask the backend whatever the response cache holds, in a flight of nobody; keep what may be kept."""
         visit = order.visit
         visit.outcome, visit.reason = Outcome.MISS, reason
         done = await self._filler.send(order.whole(), order.plan)
-        stored = self._filler.store(done, fingerprints, order.plan, visit.route.settings.id)
+        stored = self._filler.store(done, order.reading.fingerprints, order.plan, visit.route.settings.id)
         status = cache_status.missed(reason, partial=False, collapsed=False, stored=stored)
         return await self._say(order, done, status)
 
-    async def _hit(
-        self, order: Order, fingerprints: Sequence[Fingerprint], entries: Sequence[Entry], now: float
-    ) -> web.StreamResponse:
-        body = order.codec.answer(order.call, [entry.body for entry in entries])
+    @staticmethod
+    def _hit(order: Order, entries: Sequence[Entry], now: float) -> Reply | None:
+        """The answer where every item is in the response cache; None if they do not fit together."""
+        body = order.reading.codec.answer(order.call, [entry.body for entry in entries])
         if body is None:
-            return await self._unshared(order, fingerprints, Reason.MISFIT)
+            return None
         visit = order.visit
         visit.outcome = Outcome.HIT
         visit.route.metrics.saved_upstream_seconds.add(sum([entry.fill_cost for entry in entries]))
         ttl = min([entry.fresh_until for entry in entries]) - now
         age = cache_status.age(min([entry.created for entry in entries]), now)
         added = ((cache_status.CACHE_STATUS, cache_status.hit(ttl)), (cache_status.AGE, age))
-        return await self._reply(visit, Reply(200, entries[0].headers + added, body))
+        return Reply(200, entries[0].headers + added, body)
 
     async def _assembled(self, order: Order, entries: Sequence[Entry], status: bytes) -> web.StreamResponse:
         """An answer made of items from here and there."""
-        body = order.codec.answer(order.call, [entry.body for entry in entries])
+        body = order.reading.codec.answer(order.call, [entry.body for entry in entries])
         if body is None:
             return await self._by_itself(order, Reason.MISFIT)
         headers = (*entries[0].headers, (cache_status.CACHE_STATUS, status))
@@ -353,27 +403,28 @@ class Pipeline:
         if exchange is None:
             assert done.results is not None, "a joined answer splits or its members are replayed"
             return await self._assembled(order, self._filler.unstored(done), status)
-        if exchange.status >= 500:
+        if exchange.status >= 500 or exchange.status in FOR_EVERYBODY:
             order.visit.outcome = Outcome.UPSTREAM_ERROR
         headers = (*exchange.headers, (cache_status.CACHE_STATUS, status))
         return await self._reply(order.visit, Reply(exchange.status, headers, exchange.body, exchange.reason))
 
     async def _pass(self, visit: Visit, reason: Reason, body: Body | None = None) -> web.StreamResponse:
         """Let it through as it is."""
-        visit.outcome, visit.reason = Outcome.BYPASS, reason
+        visit.reason, visit.answering = reason, True
         visit.timeline.dispatched = time.monotonic()
         known = visit.codec is not None
         added = ((cache_status.CACHE_STATUS, cache_status.bypassed(reason)),) if known else ()
         http = visit.http
         touched = changes_models(http.method, http.raw_path.partition("?")[0])
+        refused = False
         try:
             with body or pass_body(http, self._limits) as passing:
                 reply, ended = await self._relay.forward(http, passing, visit.timeline, retriable=known, added=added)
+            refused = 400 <= reply.status < 500
         finally:
-            if touched is not None:
+            if touched is not None and not refused:  # whatever else became of it, models may have changed
                 self._models.changed(touched)
-        if ended is not None:
-            visit.outcome = ended
+        visit.outcome = ended or Outcome.BYPASS
         return reply
 
     async def _fail(self, visit: Visit, error: BaseException) -> web.StreamResponse:
@@ -382,15 +433,13 @@ class Pipeline:
             visit.outcome, visit.reason = Outcome.REJECTED, Reason.QUEUE_FULL
             return await self._refuse(visit, 503, str(error), retry_after=b"%d" % math.ceil(error.retry_after))
         if isinstance(error, Refused):
-            visit.outcome = Outcome.UPSTREAM_ERROR if error.reason is None else Outcome.REJECTED
-            visit.reason = error.reason or visit.reason
+            visit.outcome = Outcome.UPSTREAM_ERROR
             return await self._refuse(visit, error.status, error.message, retry_after=error.retry_after)
         if isinstance(error, UpstreamError):
             late = error.failure is Failure.TIMEOUT
             visit.outcome = Outcome.TIMEOUT if late else Outcome.UPSTREAM_ERROR
             return await self._refuse(visit, 504 if late else 502, error.message)
-        visit.outcome = Outcome.UPSTREAM_ERROR
-        return await self._refuse(visit, 503, "Forebay is shutting down", retry_after=b"1")
+        raise error  # a flight's own word between callers, which none of them should see
 
     async def _refuse(
         self, visit: Visit, status: int, message: str, *, retry_after: bytes | None = None
@@ -424,6 +473,18 @@ class Pipeline:
             observe[LookUp.MISS if isinstance(entry, Reason) else LookUp.HIT].observe(each)
         return found
 
+    def _sooner(
+        self, fingerprint: Fingerprint, memory: Entry | Reason, redis: Entry | Reason, now: float
+    ) -> Entry | Reason:
+        """What Redis said of an item that memory lacked, unless memory holds it by now or knows better why not."""
+        if isinstance(redis, Entry):
+            return redis
+        if isinstance(came := self._tiers.peek(fingerprint, now), Entry):  # another's fill ended meanwhile
+            return came
+        if redis is Reason.FIRST_SEEN and memory in (Reason.EXPIRED, Reason.EVICTED):
+            return memory
+        return redis
+
     def _plan(self, route: Route, model: Model) -> tuple[Plan, Plan]:
         """How this route treats this model: batched, and as its callers may ask, not batched."""
         plans = route.plans.get(model.name)
@@ -434,8 +495,17 @@ class Pipeline:
                 identity = identity._replace(revision=settings.model.revision, known=True)
             elif not identity.generation:
                 identity = identity._replace(generation=self._began)
-            plan = Plan(settings.cache, settings.batch, model, identity, self._slots or model.instances)
-            plans = plan, replace(plan, batch=replace(settings.batch, mode=BatchMode.OFF))
+            alone = replace(settings.batch, max_size=1, preferred_sizes=())
+            plan = Plan(
+                cache=settings.cache,
+                batch=settings.batch,
+                alone=alone,
+                tenant=Tenant.parse(settings.cache.tenant),
+                model=model,
+                identity=identity,
+                slots=self._slots or model.instances,
+            )
+            plans = plan, plan if settings.batch.mode is BatchMode.OFF else replace(plan, batch=alone)
             if len(route.plans) >= MODELS_IN_USE:
                 route.plans.clear()
             route.plans[model.name] = plans
@@ -450,11 +520,11 @@ class Pipeline:
 
 def _readable(headers: Headers) -> bool:
     """May the body be read as it came? Not with a content coding, nor with tensors behind its JSON."""
-    return get(headers, b"content-encoding") is None and get(headers, b"inference-header-content-length") is None
+    for name, _ in headers:  # noqa: SIM110 - every request comes by here, and a generator takes twice as long
+        if len(name) in _LENGTHS and name.lower() in _UNREADABLE:
+            return False
+    return True
 
 
-def _sooner(memory: Entry | Reason, redis: Entry | Reason) -> Entry | Reason:
-    """What Redis said; but that an item had expired in memory, or was evicted, says more than that Redis has none."""
-    if redis is Reason.FIRST_SEEN and memory in (Reason.EXPIRED, Reason.EVICTED):
-        return memory
-    return redis
+_UNREADABLE: Final = frozenset({b"content-encoding", b"inference-header-content-length"})
+_LENGTHS: Final = frozenset(map(len, _UNREADABLE))  # few other names are as long

@@ -39,29 +39,30 @@ class Relay:
         added: fields beside the answer's own.
         Raises UpstreamError, or the client's own `Refused` for its body, while nothing was sent to the client.
         """
+        reply: StreamReply | None = None
         headers = to_backend(request.raw_headers, host=self._connections.host, identity=False)
-        async with self._connections.open(
-            request.method,
-            request.raw_path,
-            headers,
-            body.data if body.complete else body,
-            length=body.length,
-            retriable=retriable or request.method in IDEMPOTENT,
-            timeline=timeline,
-        ) as answer:
-            reply = StreamReply(answer.status, answer.headers + added, answer.reason)
-            await reply.prepare(request)
-            try:
+        try:
+            async with self._connections.open(
+                request.method,
+                request.raw_path,
+                headers,
+                body.data if body.complete else body,
+                length=body.length,
+                retriable=retriable or request.method in IDEMPOTENT,
+                timeline=timeline,
+            ) as answer:
+                reply = StreamReply(answer.status, answer.headers + added, answer.reason)
+                await reply.prepare(request)
                 async for piece in answer.chunks():
                     await reply.write(piece)
-            except UpstreamError as error:
-                reply.abort()
-                return reply, Outcome.TIMEOUT if error.failure is Failure.TIMEOUT else Outcome.TRUNCATED
-            except Refused:  # the client's own upload went wrong when its answer had begun already
-                reply.abort()
-                return reply, Outcome.TRUNCATED
-            await reply.write_eof()
-            return reply, Outcome.UPSTREAM_ERROR if answer.status >= 500 else None
+        except (UpstreamError, Refused) as error:
+            if reply is None:
+                raise
+            reply.abort()  # the backend, or the client's own upload, broke off when the answer had begun
+            late = isinstance(error, UpstreamError) and error.failure is Failure.TIMEOUT
+            return reply, Outcome.TIMEOUT if late else Outcome.TRUNCATED
+        await reply.write_eof()
+        return reply, Outcome.UPSTREAM_ERROR if reply.status >= 500 else None
 
     def __repr__(self) -> str:
         return f"<Relay to {self._connections!r}>"

@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import os
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -29,7 +30,7 @@ from proxy.caching.tiers import Tiers
 from proxy.caching.uncacheable import Uncacheable
 from proxy.config import CannotStart, Settings, as_dict
 from proxy.config_rules import host_port
-from proxy.dispatch import Dispatcher, Done, Job
+from proxy.dispatch import AskAlone, Dispatcher, Done, Job
 from proxy.filling import Filler
 from proxy.http.connection import HttpServer
 from proxy.pipeline import Pipeline, Route
@@ -69,10 +70,8 @@ class Sidecar:
             else RedisStore(settings.redis, proof_key=settings.cache.key, observe=self.metrics.redis, wall=unix_time)
         )
         self.tiers = Tiers(memory, self.redis)
-        dispatcher = Dispatcher(
-            self.connections, self.connections.budget, self.metrics.batches, time.monotonic, self.models.answered
-        )
-        self._batcher: Batcher[Job, Done] = Batcher(send=dispatcher.send, observe=self.metrics.batches)
+        dispatcher = Dispatcher(self.connections, self.metrics.batches, time.monotonic, self.models.answered)
+        self._batcher: Batcher[Job, Done | AskAlone] = Batcher(send=dispatcher.send, observe=self.metrics.batches)
         self.metrics.watch_queue(self._batcher.oldest)
         uncacheable = Uncacheable()
         self._filler = Filler(
@@ -116,8 +115,6 @@ class Sidecar:
         self._lag.start()
         if self.redis is not None:
             await self.redis.start()
-        self.health.start()
-        self.models.start()
         host, port = host_port(self.settings.admin)
         watched = Watched(
             metrics=self.metrics.scrape,
@@ -140,6 +137,8 @@ class Sidecar:
         except OSError as error:
             raise CannotStart(_cannot_listen("listen", self.settings.listen, error)) from error
         self.data_address = _written(address)
+        self.health.start()
+        self.models.start()
 
     @property
     def in_flight(self) -> int:
@@ -158,9 +157,12 @@ class Sidecar:
             self._draining = asyncio.create_task(self._server.drain(self.settings.drain_timeout))
 
     async def drained(self) -> bool:
-        """Wait for the end of what `drain` began; False if `drain_timeout` cut requests off."""
+        """Wait for the end of what `drain` began, if need be once more; False if that was not enough.
+
+        Once more: a `POST /drain` long before SIGTERM must leave SIGTERM its own `drain_timeout`.
+        """
         assert self._draining is not None
-        return await self._draining
+        return await self._draining or await self._server.drain(self.settings.drain_timeout)
 
     async def aclose(self) -> None:
         """Let go of everything, the admin listener last."""
@@ -246,7 +248,9 @@ def run(settings: Settings) -> int:
 
 
 def _cannot_listen(what: str, address: str, error: OSError) -> str:
-    return f"{what}: cannot listen on {address}: {error.strerror or error}; choose another with --{what} HOST:PORT"
+    # asyncio's own text repeats the address; a name that does not resolve has no errno of the system
+    why = os.strerror(error.errno).lower() if error.errno and error.errno > 0 else error.strerror or error
+    return f"{what}: cannot listen on {address}: {why}; choose another with --{what} HOST:PORT"
 
 
 def _written(address: tuple[Any, ...]) -> str:

@@ -29,6 +29,8 @@ class Outcome(Enum):
     COALESCED = "coalesced"
     HIT = "hit"
 
+    __hash__ = object.__hash__  # equality is identity; Enum's own is a Python function, and every request asks often
+
 
 class Reason(Enum):
     """Why a request was bypassed, missed or rejected: the closed set beside `Outcome`."""
@@ -53,12 +55,12 @@ class Reason(Enum):
     MISFIT = "misfit"  # its items were found, but not all from answers of one form
     # rejected: never sent to the backend
     QUEUE_FULL = "queue_full"
-    DRAINING = "draining"
     BAD_REQUEST = "bad_request"  # not HTTP we can frame without guessing
     HEAD_TOO_LARGE = "head_too_large"  # above `limits.head`
     BODY_TOO_LARGE = "body_too_large"  # above `limits.body`
     BODY_TIMEOUT = "body_timeout"  # nothing of the body came for `limits.read_timeout`
-    RETRY_BUDGET = "retry_budget"  # a joined request failed and its members may not be replayed singly
+
+    __hash__ = object.__hash__  # equality is identity; Enum's own is a Python function, and every request asks often
 
 
 class Failure(Enum):

@@ -28,6 +28,7 @@ RANKS = {
             "routing cache_status",
             "relay dispatch",
             "filling",
+            "readings",
             "pipeline",
             "config",
             "admin",

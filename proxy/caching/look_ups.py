@@ -12,6 +12,7 @@ Knows no store and no connection: `redis_store.py` takes keys, asks for them and
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -53,11 +54,6 @@ class _Question:
         self.missing = len(fingerprints)
         self.asked = time.monotonic()
 
-    def answer(self) -> None:
-        """With what is known by now."""
-        if not self.future.done():
-            self.future.set_result(self.answers)
-
 
 class Key(NamedTuple):
     """One fingerprint of a call, to be asked for."""
@@ -85,7 +81,7 @@ class LookUps:
             self._waiting.popleft()
         self._waiting.append(question)
         if self._timer is None:
-            self._wake_in(ANSWER_WITHIN)
+            self._wake_in(ANSWER_WITHIN, due=question.asked + ANSWER_WITHIN)
         for place in range(len(fingerprints)):
             self._keys.put_nowait(Key(question, place))
         return question.future
@@ -95,7 +91,7 @@ class LookUps:
         question = _Question(fingerprints, asyncio.get_running_loop().create_future())
         for _ in fingerprints:
             self._observe.lookup(0.0, LookUp.SKIPPED)
-        question.answer()
+        question.future.set_result(question.answers)
         return question.future
 
     async def take(self, most: int) -> list[Key]:
@@ -115,7 +111,7 @@ class LookUps:
         question.answers[key.place] = Reason.FIRST_SEEN if found is None else found
         question.missing -= 1
         if question.missing == 0:
-            question.answer()
+            question.future.set_result(question.answers)
 
     def give_up(self, result: LookUp) -> None:
         """The store failed: nobody waits for it any longer."""
@@ -133,24 +129,26 @@ class LookUps:
         waited = time.monotonic() - question.asked
         for _ in range(question.missing):
             self._observe.lookup(waited, result)
-        question.answer()
+        question.future.set_result(question.answers)
 
-    def _wake_in(self, seconds: float) -> None:
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._wake, time.monotonic() + seconds)
+    def _wake_in(self, seconds: float, *, due: float) -> None:
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._wake, due)
 
     def _wake(self, due: float) -> None:
         """One timer for all: the store answers, but not fast enough for all that is asked of it."""
         self._timer = None
         now = time.monotonic()
         if now - due > OVERSLEPT:
-            self._wake_in(OVERSLEPT)
+            self._wake_in(OVERSLEPT, due=math.inf)  # once: a loop that is always late must not wait for ever
             return
         while self._waiting:
-            left = self._waiting[0].asked + ANSWER_WITHIN - now
-            if left > 0:
-                self._wake_in(left)
+            question = self._waiting[0]
+            due = question.asked + ANSWER_WITHIN
+            if due > now:
+                self._wake_in(due - now, due=due)
                 return
-            self._give_up(self._waiting.popleft(), LookUp.TIMEOUT)
+            self._waiting.popleft()
+            self._give_up(question, LookUp.TIMEOUT)
 
     def __len__(self) -> int:
         """Calls that wait for their answer."""

@@ -1,21 +1,27 @@
 """`forebay demo`: a real model server, Forebay in front of it, the same traffic both ways, and the difference.
 
 The traffic is synthetic and says so: sentences that every machine has, asked for with the repetition and
-locality of published look-up traces. Nothing outside loopback is touched, and everything started here ends here.
+locality of published look-up traces. Nothing outside loopback is touched, and everything started here ends here,
+also on Ctrl-C, SIGTERM and when the terminal is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import re
+import signal
 import socket
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import aiohttp
 import msgspec
 
+from proxy import __version__
 from proxy.demo.encoder_server import MODEL
 from proxy.demo.screen import Screen, Way
 from proxy.demo.texts import sentences
@@ -24,46 +30,82 @@ from proxy.measure.report import Measured
 from proxy.measure.scrape import Scrape
 from proxy.measure.workload import Lookups, repetition
 
-START_LIMIT = 30.0  # seconds for a part to come up
+START_LIMIT: Final = 30.0  # seconds for a part to come up
+END_LIMIT: Final = 10.0  # seconds for a part to end by itself
+FAILED: Final = 1
+INTERRUPTED: Final = 130  # as shells number Ctrl-C
+
+_LEVEL = re.compile(rb"^[\d-]+ [\d:,]+ (\w+) ")  # how a line of Forebay's log begins
 
 
 class PartFailed(Exception):
-    """A part of the demo did not come up; the message says which, and what it last said."""
+    """A part of the demo did not come up, or ended too soon; the message says which."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """What is asked for. direct_seconds: how long the backend alone is asked; Forebay then gets the same requests."""
+    """What is asked for.
+
+    direct_seconds: how long the backend alone is asked; Forebay then gets the same requests.
+    requests: how many at the most; None: as many as `direct_seconds` allow.
+    """
 
     callers: int = 32
     texts: int = 2000
     direct_seconds: float = 12.0
+    requests: int | None = None
 
 
 async def run(*, redis: str | None, stay: bool, traffic: Traffic = Traffic()) -> int:
-    """Run the demo; 0 if every request was answered."""
-    print("Forebay demo: a sentence encoder (numpy, one thread), asked directly and through Forebay.")
+    """Run the demo; the exit code: 0 if every request was answered, and nobody asked for an end before that."""
+    loop, demo = asyncio.get_running_loop(), asyncio.create_task(_demo(redis, stay, traffic))
+    for sign in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(sign, _once(demo))
+    try:
+        return await demo
+    except asyncio.CancelledError:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except PartFailed as failed:
+        print(f"forebay demo: {failed}", file=sys.stderr)
+        return FAILED
+
+
+def _once(demo: asyncio.Task[int]) -> Callable[[], None]:
+    """End the demo, once: a second Ctrl-C must not leave behind what the first is ending."""
+
+    def end() -> None:
+        if not demo.cancelling():
+            demo.cancel()
+
+    return end
+
+
+async def _demo(redis: str | None, stay: bool, traffic: Traffic) -> int:
+    print("A small model server (a sentence encoder in numpy, one thread), asked directly and through Forebay.")
+    texts = asyncio.create_task(asyncio.to_thread(sentences, traffic.texts))  # a second of reading, meanwhile
     async with contextlib.AsyncExitStack() as parts:
-        backend = await parts.enter_async_context(_part("the encoder", ["-m", "proxy.demo.encoder_server"]))
-        upstream = (await asyncio.wait_for(_line(backend), START_LIMIT)).strip()
+        backend = await parts.enter_async_context(_part("-m", "proxy.demo.encoder_server"))
+        upstream = await backend.first_line()
         data, admin = f"127.0.0.1:{_free_port(8080)}", f"127.0.0.1:{_free_port(9901)}"
         command = ["-m", "proxy", "serve", "--upstream", upstream, "--listen", data, "--admin", admin]
-        forebay = await parts.enter_async_context(_part("Forebay", [*command, *(["--redis", redis] if redis else [])]))
+        forebay = await parts.enter_async_context(_part(*command, *(["--redis", redis] if redis else [])))
         await _until_ready(admin, forebay)
-        ways = await _compare(upstream, f"http://{data}", f"http://{admin}", traffic)
+        print(f"Forebay {__version__} listens on http://{data}, before the encoder on {upstream}.\n", flush=True)
+        ways = await _compare(upstream, f"http://{data}", f"http://{admin}", await texts, traffic)
         if stay:
-            print(_paste_these(data, admin))
-            with contextlib.suppress(asyncio.CancelledError):
-                await forebay.wait()
-        return 0 if all(way.measured.failed == 0 for way in ways) else 1
+            print(_paste_these(data, admin), flush=True)
+            with contextlib.suppress(asyncio.CancelledError):  # Ctrl-C is how it ends
+                code = await forebay.process.wait()
+                raise PartFailed(f"Forebay ended by itself, with exit code {code}")
+        return 0 if all(way.measured.failed == 0 for way in ways) else FAILED
 
 
-async def _compare(upstream: str, forebay: str, admin: str, traffic: Traffic) -> Sequence[Way]:
-    texts = sentences(traffic.texts)
+async def _compare(upstream: str, forebay: str, admin: str, texts: Sequence[str], traffic: Traffic) -> Sequence[Way]:
     asked: list[int] = []
 
     def bodies() -> Iterator[bytes]:
-        for index in Lookups(len(texts)):
+        for index in itertools.islice(Lookups(len(texts)), traffic.requests):
             asked.append(index)
             yield _body(texts[index])
 
@@ -88,15 +130,15 @@ async def _compare(upstream: str, forebay: str, admin: str, traffic: Traffic) ->
                 limit=10 * traffic.direct_seconds,
                 measured=through.measured,
             )
-    if not sys.stdout.isatty():
-        print(screen.summary())
     faster = direct.measured.seconds / through.measured.seconds if through.measured.seconds else 0.0
     print(
         f"\nThe same {sent:,} requests took {direct.measured.seconds:.1f} s directly and "
         f"{through.measured.seconds:.1f} s through Forebay: {faster:.1f} times as fast.\n"
-        f"Traffic: {traffic.callers} callers in a closed loop, one of {len(texts):,} sentences a request, "
-        f"{repetition(asked[:sent]):.0%} of the requests repeat an earlier one (Zipf 0.8, 35 % among the last 64).\n"
-        "Your own rate and repetition will differ, and so will the gain."
+        f"Traffic: {traffic.callers} callers, each with its next request as soon as it has an answer; a request asks\n"
+        f"for one of {len(texts):,} sentences, and {repetition(asked[:sent]):.0%} of them repeat an earlier one "
+        "(Zipf 0.8, 35% among the last 64).\n"
+        "Your own rate and repetition will differ, and so will the gain.",
+        flush=True,
     )
     return direct, through
 
@@ -140,38 +182,65 @@ def _body(text: str) -> bytes:
     return msgspec.json.encode({"inputs": [tensor]})
 
 
-@contextlib.asynccontextmanager
-async def _part(name: str, arguments: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
-    """A Python program of ours, ended with the context: asked first, then made to."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, *arguments, stdout=asyncio.subprocess.PIPE, start_new_session=True
-    )
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.terminate()
+class Part:
+    """A Python program of ours. What it says on stderr is shown unless it is mere news."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self.process = process
+        self._listener = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        assert self.process.stderr is not None
+        news = False
+        async for line in self.process.stderr:
+            if level := _LEVEL.match(line):
+                news = level[1] == b"INFO"
+            if not news:
+                sys.stderr.write(line.decode(errors="replace"))
+
+    async def first_line(self) -> str:
+        """The first line on its stdout: it has come up."""
+        assert self.process.stdout is not None
+        async with asyncio.timeout(START_LIMIT):
+            line = await self.process.stdout.readline()
+        if not line:
+            raise PartFailed("the encoder did not start; what it said stands above")
+        return line.decode().strip()
+
+    async def end(self) -> None:
+        """Ask it to end, then make it."""
+        if self.process.returncode is None:
+            self.process.terminate()
             try:
-                await asyncio.wait_for(process.wait(), 10)
+                await asyncio.wait_for(self.process.wait(), END_LIMIT)
             except TimeoutError:
-                process.kill()
-                await process.wait()
-        if process.returncode not in {0, -15}:
-            print(f"{name} ended with exit code {process.returncode}", file=sys.stderr)
+                self.process.kill()
+                await self.process.wait()
+        await self._listener
+
+    def __repr__(self) -> str:
+        code = self.process.returncode
+        return f"<Part {self.process.pid} {'running' if code is None else f'ended with {code}'}>"
 
 
-async def _line(process: asyncio.subprocess.Process) -> str:
-    assert process.stdout is not None
-    line = await process.stdout.readline()
-    if not line:
-        raise PartFailed("the encoder did not start; what it said stands above")
-    return line.decode()
+@contextlib.asynccontextmanager
+async def _part(*arguments: str) -> AsyncIterator[Part]:
+    """Run it until the context ends. In a session of its own: Ctrl-C is for the demo, which ends its parts in order."""
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, *arguments, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe, start_new_session=True
+    )
+    part = Part(process)
+    try:
+        yield part
+    finally:
+        await part.end()
 
 
-async def _until_ready(admin: str, forebay: asyncio.subprocess.Process) -> None:
+async def _until_ready(admin: str, forebay: Part) -> None:
     """Poll /readyz, as an orchestrator does."""
     async with aiohttp.ClientSession() as session, asyncio.timeout(START_LIMIT):
-        while forebay.returncode is None:
+        while forebay.process.returncode is None:
             with contextlib.suppress(aiohttp.ClientError):
                 async with session.get(f"http://{admin}/readyz") as answer:
                     if answer.status == 200:
@@ -195,11 +264,11 @@ def _free_port(preferred: int) -> int:
 def _paste_these(data: str, admin: str) -> str:
     body = _body("Water finds its own level.").decode()
     return f"""
-Both stay up until Ctrl-C. Twice the same, and the second comes from the response cache (see Cache-Status):
+Both stay up until Ctrl-C. Paste this twice: the second answer comes from the response cache (see Cache-Status).
 
   curl -si http://{data}/v2/models/{MODEL}/infer -d '{body}' | head -c 400
 
-metrics  http://{admin}/metrics
-health   http://{admin}/readyz
-config   http://{admin}/config
+metrics  curl -s http://{admin}/metrics | grep forebay_requests
+health   curl -s http://{admin}/readyz
+config   curl -s http://{admin}/config
 """

@@ -1,4 +1,7 @@
-"""What a person sees of the demo while it runs: a table that refreshes, or a line a second without a terminal."""
+"""What a person sees of the demo while it runs: a table that refreshes, or a line a second without a terminal.
+
+One row a figure and one column a way, so that it fits any terminal of some 50 columns.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
+from rich import box
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from proxy.measure.report import Measured
+
+NOTHING: Final = "-"
 
 
 @dataclass(slots=True)
@@ -30,21 +36,20 @@ class Way:
 
 
 def _number(value: float, form: str, unit: str = "") -> str:
-    return "–" if math.isnan(value) else f"{value:{form}}{unit}"
+    return NOTHING if math.isnan(value) else f"{value:{form}}{unit}"
 
 
-COLUMNS = ("way", "requests", "req/s", "hit rate", "mean batch", "queue wait", "p50", "p99", "failed")
+FIGURES: Final = ("requests", "requests/s", "hit rate", "mean batch", "queue wait", "p50", "p99", "failed")
 
 
 def cells(way: Way) -> tuple[str, ...]:
-    """One way as text, in the order of `COLUMNS`."""
+    """One way as text, in the order of `FIGURES`."""
     measured = way.measured
     return (
-        way.name,
         f"{len(measured.latencies):,}",
         _number(measured.throughput or math.nan, ",.0f"),
         _number(way.hit_rate, ".1%"),
-        _number(way.batch_size, ".1f"),
+        _number(way.batch_size, ".1f", " texts"),
         _number(way.queue_wait * 1e3, ".1f", " ms"),
         _number(measured.latency(0.5) * 1e3, ".1f", " ms"),
         _number(measured.latency(0.99) * 1e3, ".1f", " ms"),
@@ -58,44 +63,50 @@ class Screen:
     def __init__(self, ways: Sequence[Way], console: Console | None = None) -> None:
         self._ways = ways
         self._console = console or Console()
-        self._live = Live(console=self._console, refresh_per_second=4) if self._console.is_terminal else None
+        self._live: Live | None = None
+        if self._console.is_terminal:
+            self._live = Live(self._table(None), console=self._console, auto_refresh=False)
 
     def __enter__(self) -> Self:
         if self._live is not None:
-            self._live.start()
+            self._live.start(refresh=True)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._live is not None:
-            self._live.update(self._table())
+            self._live.update(self._table(None), refresh=True)
             self._live.stop()
+        elif kind is None:
+            print(self.summary(), flush=True)
 
     def show(self, way: Way) -> None:
-        """Show the latest numbers; `way` is the one that is being measured."""
+        """Show the latest figures; `way` is the one that is being measured."""
         if self._live is not None:
-            self._live.update(self._table())
+            self._live.update(self._table(way), refresh=True)
         else:
-            said = zip(COLUMNS[1:], cells(way)[1:], strict=True)
-            print(f"{way.name}:", ", ".join(f"{name} {cell}" for name, cell in said if cell != "–"), flush=True)
+            said = zip(FIGURES, cells(way), strict=True)
+            print(f"{way.name}:", ", ".join(f"{name} {cell}" for name, cell in said if cell != NOTHING), flush=True)
 
-    def _table(self) -> Table:
-        table = Table()
-        for column in COLUMNS:
-            table.add_column(column, justify="left" if column == "way" else "right")
+    def _table(self, now: Way | None) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, caption_justify="left")
+        if now is not None:
+            table.caption = f"asking {now.name}, {now.measured.seconds:.0f} s"
+        table.add_column("")
         for way in self._ways:
-            table.add_row(*cells(way))
+            table.add_column(way.name, justify="right", style="bold" if way is now else "", no_wrap=True)
+        for row in zip(FIGURES, *map(cells, self._ways), strict=True):
+            table.add_row(*row)
         return table
 
     def summary(self) -> str:
         """The table as plain text."""
-        rows = [COLUMNS, *(cells(way) for way in self._ways)]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+        rows = [("", *(way.name for way in self._ways)), *zip(FIGURES, *map(cells, self._ways), strict=True)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join(
-            "  ".join(
-                cell.ljust(width) if i == 0 else cell.rjust(width)
-                for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in rows
+            "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows
         )
+
+    def __repr__(self) -> str:
+        return f"<Screen {'live' if self._live is not None else 'plain'}, {len(self._ways)} ways>"

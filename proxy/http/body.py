@@ -80,7 +80,7 @@ class Body:
     whatever is left.
     """
 
-    __slots__ = ("_buffered", "_held", "absent", "data", "length", "rest")
+    __slots__ = ("_buffered", "_held", "_holders", "absent", "data", "length", "rest")
 
     def __init__(
         self,
@@ -97,6 +97,7 @@ class Body:
         self.rest = rest
         self.length = length
         self._held = held
+        self._holders = 1
         self._buffered = buffered
 
     @property
@@ -104,9 +105,14 @@ class Body:
         """Is `data` the whole body?"""
         return self.rest is None
 
+    def hold(self) -> None:
+        """One more needs the bytes: another `release` is due."""
+        self._holders += 1
+
     def release(self) -> None:
-        """Give back what is held of `limits.buffered`; once or often."""
-        if self._buffered is not None:
+        """Give back what is held of `limits.buffered`, if nobody else needs it; more often is the same as once."""
+        self._holders -= 1
+        if self._holders <= 0 and self._buffered is not None:
             self._buffered.give(self._held)
             self._buffered = None
 
@@ -148,17 +154,24 @@ def pass_body(request: web.BaseRequest, limits: Limits) -> Body:
     return Body(b"", Upload(request, limits), length)
 
 
+def body_at_hand(request: web.BaseRequest, limits: Limits, buffered: Buffered) -> Body | None:
+    """What `read_body` would give, where all of it came with the head: the common case, and nothing to wait for."""
+    if not request.content.is_eof():
+        return None
+    data = _arrived(request, limits)
+    size = len(data)
+    if size > limits.parse or not buffered.take(size):
+        return Body(data, Upload(request, limits), size)
+    return Body(data, None, size, absent=_absent(request, data), held=size, buffered=buffered)
+
+
 async def read_body(request: web.BaseRequest, limits: Limits, buffered: Buffered) -> Body:
     """A body to be understood: whole up to `limits.parse` and while `buffered` has room, else to be passed on.
 
     Raises `Refused`: 413 above `limits.body`, 408 when nothing comes, 400 when it is not HTTP.
     """
-    if request.content.is_eof():  # it came with its head: the common case, without a wait
-        data = _arrived(request, limits)
-        size = len(data)
-        if size > limits.parse or not buffered.take(size):
-            return Body(data, Upload(request, limits), size)
-        return Body(data, None, size, absent=_absent(request, data), held=size, buffered=buffered)
+    if (at_hand := body_at_hand(request, limits, buffered)) is not None:
+        return at_hand
     body = pass_body(request, limits)
     upload = body.rest
     assert upload is not None

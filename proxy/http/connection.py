@@ -138,8 +138,9 @@ class Connection(Line):
         """Let the handler answer, and send that; a plain error where it raises instead. None: nothing was finished."""
         try:
             response = await self._handler(request)
-            await response.prepare(request)
-            await response.write_eof()
+            if not response._eof_sent:  # noqa: SLF001  # a whole answer is sent already: the common case
+                await response.prepare(request)
+                await response.write_eof()
         except Refused as refused:
             error = refused.reply()
         except asyncio.CancelledError:

@@ -16,9 +16,10 @@ from functools import lru_cache
 from http import HTTPStatus
 from typing import Final, Protocol, cast
 
-from aiohttp import web
+from aiohttp import ClientConnectionResetError, web
 from aiohttp.abc import AbstractStreamWriter
-from aiohttp.http import HttpVersion11
+from aiohttp.base_protocol import BaseProtocol
+from aiohttp.http import HttpVersion11, StreamWriter
 
 from proxy.http.headers import FRAMING
 from proxy.http.headers import get as first_value
@@ -93,14 +94,19 @@ class Reply(web.StreamResponse):
         else:
             framing = b"Content-Length: %d\r\n" % len(body)
         head = encode_head(self._status, self._phrase, self._fields, framing + _connection(request, self._keep_alive))
-        writer = request.writer
+        writer = cast(StreamWriter, request.writer)
+        transport = writer.transport
+        if transport is None or transport.is_closing():
+            raise ClientConnectionResetError("the client has left")
         self._eof_sent = True
         if len(body) <= _ONE_BUFFER:
-            await writer.write(head + body)
+            transport.write(head + body)
         else:
-            await writer.write(head)
-            await writer.write(body)
-        await writer.drain()
+            transport.write(head)
+            transport.write(body)
+        writer.output_size += len(head) + len(body)
+        if cast(BaseProtocol, request.protocol).writing_paused:
+            await writer.drain()
         return None
 
     async def write_eof(self, data: bytes = b"") -> None:

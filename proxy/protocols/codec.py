@@ -35,6 +35,8 @@ class Call:
         item's key and of the signature.
     items: canonical bytes of each item, in the caller's order; with `shared` the item's whole meaning.
     joins: False where the single item is the whole call: it is never joined and takes no slot.
+    company: what calls must share beside `shared` to ride together, though it changes no answer: a deadline, say,
+        which one caller's trouble must not become another's. A call that names any follows no flight and leads none.
     """
 
     endpoint: Endpoint
@@ -42,6 +44,7 @@ class Call:
     shared: bytes
     items: tuple[bytes, ...]
     joins: bool
+    company: bytes
 
 
 class Part(NamedTuple):

@@ -81,7 +81,8 @@ class V2:
         if True in forms:
             shared = _with_forms(shared, forms)
         id_ = frame.id_text if frame.id_hole is None else values[frame.id_hole]
-        return V2Call(endpoint, body, shared, items, by_rows, frame, None if id_ == b'""' else id_)
+        company = b"%d" % frame.timeout if frame.timeout else b""
+        return V2Call(endpoint, body, shared, items, by_rows, company, frame, None if id_ == b'""' else id_)
 
     def join(self, parts: Sequence[Part], request_id: str, waited: Sequence[float]) -> bytes:
         calls = [_own(part.call) for part in parts]

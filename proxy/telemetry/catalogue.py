@@ -33,6 +33,8 @@ class ItemResult(Enum):
     COALESCED = "coalesced"  # joined a flight that another call leads
     MISS = "miss"
 
+    __hash__ = object.__hash__  # equality is identity; Enum's own is a Python function, and every request asks often
+
 
 class StoreResult(Enum):
     """What became of one item's result when it could have been stored."""
@@ -105,12 +107,10 @@ DECISIONS: Final[dict[Outcome, tuple[Reason, ...]]] = {
     ),
     Outcome.REJECTED: (
         Reason.QUEUE_FULL,
-        Reason.DRAINING,
         Reason.BAD_REQUEST,
         Reason.HEAD_TOO_LARGE,
         Reason.BODY_TOO_LARGE,
         Reason.BODY_TIMEOUT,
-        Reason.RETRY_BUDGET,
     ),
 }
 """Which reasons each decision can have. Every reason stands under one decision."""

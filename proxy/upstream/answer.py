@@ -146,7 +146,9 @@ class Answer:
 
     async def read(self) -> bytes:
         """The rest of the body. Raises UpstreamError if it does not come whole."""
-        parts = [part async for part in self.chunks()]
+        parts = []
+        while part := await self._next():
+            parts.append(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def chunks(self) -> AsyncIterator[bytes]:

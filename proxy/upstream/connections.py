@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
 from typing import Final, Protocol
 
 from proxy.settings import Seconds
@@ -125,7 +126,7 @@ class Connections:
         Entering raises UpstreamError, and whatever reading the body raises.
         """
         sent = self._sent(method, target, headers, body, length=length, timeline=timeline)
-        return self._open(sent, retriable, self._observe)
+        return _Opened(self, sent, retriable, self._observe)
 
     async def ask(self, target: str, *, within: float) -> Exchange:
         """A question of Forebay's own: no caller's fields, not observed. Raises UpstreamError."""
@@ -161,30 +162,11 @@ class Connections:
         return Sent(method, head, body, length, limits, deadline, timeline or Timeline())
 
     async def _whole(self, sent: Sent, retriable: bool, observe: Observer) -> Exchange:
-        async with self._open(sent, retriable, observe) as answer:
+        async with _Opened(self, sent, retriable, observe) as answer:
             body = await answer.read()
         return Exchange(answer.status, answer.reason, answer.headers, body)
 
-    @asynccontextmanager
-    async def _open(self, sent: Sent, retriable: bool, observe: Observer) -> AsyncIterator[Answer]:
-        started = time.monotonic()
-        outcome = ABANDONED
-        try:
-            answer = await self._begin(sent, retriable, observe)
-            try:
-                yield answer
-            finally:
-                if answer.ended:
-                    outcome = ANSWERED
-                await answer.close()
-        except UpstreamError as error:
-            outcome = error.failure.value
-            raise
-        finally:
-            over = sent.timeline.upstream_end if outcome is ANSWERED else time.monotonic()
-            observe.exchange(self.target, over - started, outcome)
-
-    async def _begin(self, sent: Sent, retriable: bool, observe: Observer) -> Answer:
+    async def begin(self, sent: Sent, retriable: bool, observe: Observer) -> Answer:
         """Send the request, once more if that is safe; the answer whose head came."""
         self.budget.request(time.monotonic())
         try:
@@ -221,3 +203,45 @@ class Connections:
             raise
         observe.ttfb(sent.timeline.upstream_headers - connected)
         return answer
+
+
+class _Opened(AbstractAsyncContextManager[Answer]):
+    """The time from the begin of an exchange to the moment at which its caller has done with the answer."""
+
+    __slots__ = ("_answer", "_connections", "_observe", "_retriable", "_sent", "_started")
+
+    _answer: Answer
+
+    def __init__(self, connections: Connections, sent: Sent, retriable: bool, observe: Observer) -> None:
+        self._connections = connections
+        self._sent = sent
+        self._retriable = retriable
+        self._observe = observe
+
+    async def __aenter__(self) -> Answer:
+        self._started = time.monotonic()
+        try:
+            self._answer = await self._connections.begin(self._sent, self._retriable, self._observe)
+        except BaseException as error:
+            self._over(error, ended=False)
+            raise
+        return self._answer
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        ended = self._answer.ended
+        try:
+            await self._answer.close()
+        finally:
+            self._over(error, ended=ended)
+
+    def _over(self, error: BaseException | None, *, ended: bool) -> None:
+        at = time.monotonic()
+        outcome = ABANDONED
+        if isinstance(error, UpstreamError):
+            outcome = error.failure.value
+        elif ended:
+            outcome = ANSWERED
+            at = self._sent.timeline.upstream_end
+        self._observe.exchange(self._connections.target, at - self._started, outcome)

@@ -24,6 +24,8 @@ PATH: Final = "/v2/health/ready"
 EVERY: Final = 2.0  # seconds between polls
 WITHIN: Final = 5.0  # seconds that a backend may take over its answer
 
+_NOT_ASKED: Final = "the backend has not been asked yet"
+
 _NOT_READY: Final = frozenset({400, 500, *range(502, 600)})
 """Statuses that say "not ready" (400 is Triton's). Any other answer but 2xx comes from a backend that has no
 such path or does not show it to us, and that it answers is all we can know of it."""
@@ -40,7 +42,7 @@ class Health:
     ) -> None:
         self._connections = connections
         self._sleep = sleep
-        self._why: str | None = "the backend has not been asked yet"
+        self._why: str | None = _NOT_ASKED
         self._unreachable: str | None = None
         self._watchers: list[Callable[[bool], None]] = []
         self._task: asyncio.Task[None] | None = None
@@ -89,7 +91,7 @@ class Health:
             await self._sleep(EVERY)
 
     def _say(self, why: str | None) -> None:
-        if (why is None) != (self._why is None):
+        if self._why is _NOT_ASKED or (why is None) != (self._why is None):
             if why is None:
                 log.info("the backend is ready")
             else:

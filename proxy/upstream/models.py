@@ -6,15 +6,16 @@ a counter fell or is gone, or counts fewer calls than the backend has answered t
 came back after a connection to it had failed, or a call that loads or unloads models passed through.
 
 Invariants
-    Generations strictly increase. What was learnt before a reason to doubt is not used after it: from
-    then on the model is unknown (None) until it was asked again.
+    Generations strictly increase, from 0, that of a model of which nothing was known before. What was learnt
+    before a reason to doubt is not used after it: from then on the model is unknown (None) until it was asked
+    again.
     A question that gets no real answer (a time-out, 5xx) changes nothing: a busy backend is not a new one.
     At most `KEPT` models are asked regularly. A name that the backend refuses is asked again after
     `UNLISTED_FOR` seconds at the earliest, and few names are asked at a time: a scan of random names
     neither costs memory nor pushes out the models in use nor floods the backend.
 
 What it does not know: a reload between two polls after which others than Forebay made every counter pass
-its old value again, one before the first call of a model was counted, and the route's configured revision (`Identity.revision` stays empty).
+its old value again; and the route's configured revision (`Identity.revision` stays empty).
 """
 
 from __future__ import annotations
@@ -123,6 +124,7 @@ class Models:
         self._asking: set[str] = set()
         self._paused_until = -math.inf
         self._generation = 0.0
+        self._doubted = False  # something was loaded or forgotten: a name that is not known may have been
         self._doubts = 0  # reasons to doubt so far: what was asked before one is not believed after it
         self._poller: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()  # questions beside the polls
@@ -149,6 +151,7 @@ class Models:
 
     def changed(self, name: str) -> None:
         """A call that loads or unloads this model has passed through; `*`: any model."""
+        self._doubted = True
         if name == "*":
             self._doubt(self._records)
             self._unlisted.clear()
@@ -252,6 +255,7 @@ class Models:
         raise _NoNews
 
     def _learnt(self, name: str, facts: _Facts) -> None:
+        new = self._is_new(name)
         self._unlisted.pop(name, None)
         record = self._records.setdefault(name, _Record())
         before, record.facts = record.facts, facts
@@ -260,19 +264,26 @@ class Models:
             if (why := facts.doubts(before)) is None:
                 return
             log.info("model %r: %s, its cached answers are not used any more", name, why)
-        record.model = _model(name, facts, self._next_generation())
+        record.model = _model(name, facts, 0.0 if new else self._next_generation())
         while len(self._records) > KEPT:
             self._records.popitem(last=False)
+            self._doubted = True
 
     def _refused(self, name: str) -> None:
+        new = self._is_new(name)
         self._records.pop(name, None)
         _, model = self._unlisted.pop(name, (0.0, None))
         if model is None:
             facts = _Facts((), None, None)
-            model = _model(name, facts, self._next_generation(), listed=False)
+            model = _model(name, facts, 0.0 if new else self._next_generation(), listed=False)
         self._unlisted[name] = (self._now() + UNLISTED_FOR, model)
         while len(self._unlisted) > UNLISTED:
             self._unlisted.popitem(last=False)
+            self._doubted = True
+
+    def _is_new(self, name: str) -> bool:
+        """Was this name surely not known before?"""
+        return not (self._doubted or name in self._records or name in self._unlisted)
 
     def _next_generation(self) -> float:
         self._generation = max(self._unix_time(), math.nextafter(self._generation, math.inf))
@@ -281,6 +292,7 @@ class Models:
     def _reachable(self, reachable: bool) -> None:
         """The backend is gone, or another one may have taken its place."""
         self._doubt(self._records)
+        self._doubted = self._doubted or bool(self._unlisted)
         self._unlisted.clear()
         if reachable:
             self._paused_until = -math.inf

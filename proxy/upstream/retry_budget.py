@@ -5,8 +5,8 @@ Invariants
     window plus `minimum`: retries can never multiply the load of a backend that is failing.
     What is not spent is not saved up beyond the window.
 
-Pure: knows nothing of what a retry is for. The upstream's own retries and the replays of a batch's
-members draw on the same budget.
+Pure: knows nothing of what a retry is for. The members of a joined request that are sent singly do not draw on
+it: they cost the backend what they would have cost without Forebay (docs/decisions/joined-failures.md).
 """
 
 from __future__ import annotations

@@ -9,6 +9,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
+from proxy.caching import look_ups, redis_store
 from proxy.caching.entry import Entry, encode
 from proxy.caching.look_ups import LookUp
 from proxy.caching.redis_store import NAMESPACE, RedisStore
@@ -35,6 +38,12 @@ def entry(text: str, *, lives: float = 3600.0) -> Entry:
 
 def value(number: int, text: str) -> bytes:
     return encode(fingerprint(number), entry(text), PROOF_KEY)
+
+
+def be_patient(monkeypatch: pytest.MonkeyPatch, seconds: float = PATIENCE / 2) -> None:
+    """For tests that are not about time: a machine that is busy must not look like a hung Redis."""
+    monkeypatch.setattr(redis_store, "REPLY_WITHIN", seconds)
+    monkeypatch.setattr(look_ups, "ANSWER_WITHIN", seconds + 1.0)
 
 
 class Seen:

@@ -90,6 +90,17 @@ def test_one_hit_protects_once() -> None:
     assert evicted == [2, 1, 3, 4]
 
 
+def test_the_hand_goes_on_where_it_stopped() -> None:
+    """What a hit has just saved is not the next to go: the hand comes by it again only after all the others."""
+    store = room_for(4)
+    for number in (1, 2, 3, 4):
+        store.put(named(number), entry())
+    store.get(named(1), 0.0)
+    for number in (5, 6, 7):
+        store.put(named(number), entry())
+    assert [number for number in range(1, 8) if isinstance(store.get(named(number), 0.0), Entry)] == [1, 5, 6, 7]
+
+
 def test_an_evicted_entry_says_so_until_it_comes_back() -> None:
     """`evicted` in `Cache-Status` tells an operator that more memory would have made a hit."""
     store = MemoryStore(100_000)
@@ -238,8 +249,8 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(
         number=numbers,
         proof=proofs,
-        size=st.sampled_from([0, 1500, 1600, 2500, 20_000]),
-        life=st.sampled_from([3, 1000]),
+        size=st.sampled_from([1500, 1500, 1600, 0, 2500, 20_000]),
+        life=st.sampled_from([1000, 1000, 3]),
     )
     def put(self, number: int, proof: int, size: int, life: int) -> None:
         kept = Kept(named(number, proof), entry(size, fresh_until=self.now + life))
@@ -273,13 +284,13 @@ class StoreMachine(RuleBasedStateMachine):
             there.marked = True
             assert got == there.entry
 
-    @rule(number=numbers)
+    @rule(number=st.integers(0, 2))
     def discard(self, number: int) -> None:
         self.store.discard(named(number).address)
         if there := self.find(named(number).address):
             self.take_out(there)
 
-    @rule(seconds=st.integers(1, 10))
+    @rule(seconds=st.integers(1, 2))
     def wait(self, seconds: int) -> None:
         self.now += seconds
 

@@ -13,7 +13,7 @@ from proxy.caching.look_ups import LookUp
 from proxy.caching.redis_store import MOST_KEYS, NAMESPACE
 from proxy.caching.writes import Store
 from proxy.terms import Reason
-from tests.caching.opened_store import DOWN, PATIENCE, entry, fingerprint, opened, value
+from tests.caching.opened_store import DOWN, PATIENCE, be_patient, entry, fingerprint, opened, value
 from tests.parts.redis import LyingServer, Piece
 
 NOBODY = b"*2\r\n$-1\r\n$-1\r\n"  # what a probe gets
@@ -51,6 +51,11 @@ LIES: dict[str, list[bytes | None]] = {
 }
 
 
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    be_patient(monkeypatch)
+
+
 @pytest.mark.parametrize("lie", LIES)
 async def test_a_reply_that_makes_no_sense_is_a_failure_and_not_an_exception(lie: str) -> None:
     """Whatever stands where Redis should, a look-up ends in time and says that Redis could not be asked."""
@@ -70,6 +75,7 @@ async def test_a_reply_that_makes_no_sense_is_a_failure_and_not_an_exception(lie
         assert it.seen.ups == [True, False, True]
 
 
+@pytest.mark.usefixtures("patience")
 async def test_swapped_values_reach_nobody() -> None:
     """A server that gives the right values in the wrong order gives no caller another's answer."""
     reply = listed(value(1, "one"), value(2, "two"))
@@ -83,6 +89,7 @@ async def test_swapped_values_reach_nobody() -> None:
         assert it.seen.lookups == {LookUp.CORRUPT: 2, LookUp.HIT: 2}
 
 
+@pytest.mark.usefixtures("patience")
 async def test_what_is_no_value_is_a_miss_of_that_key_alone() -> None:
     """A number or a list among the values harms only the item it stands for."""
     good = b"$%d\r\n%b\r\n" % (len(value(1, "one")), value(1, "one"))
@@ -96,6 +103,7 @@ async def test_what_is_no_value_is_a_miss_of_that_key_alone() -> None:
         assert it.seen.ups == [True]
 
 
+@pytest.mark.usefixtures("patience")
 async def test_bytes_that_nobody_asked_for_end_the_connection() -> None:
     """A stray reply is never taken for the next look-up's: the connection is made anew before it is used."""
     right, stray = listed(value(1, "right")), listed(value(1, "stray"))
@@ -110,6 +118,7 @@ async def test_bytes_that_nobody_asked_for_end_the_connection() -> None:
         assert it.seen.ups == [True]
 
 
+@pytest.mark.usefixtures("patience")
 async def test_a_server_that_echoes_the_password_does_not_get_it_into_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """What a stranger answers to AUTH is logged without what was sent to it."""
 
@@ -157,6 +166,7 @@ def test_whatever_bytes_come_nobody_gets_anothers_answer(replies: list[bytes | N
 # A Redis that is slow
 
 
+@pytest.mark.usefixtures("patience")
 async def test_a_slow_writer_costs_entries_and_never_memory() -> None:
     """While Redis does not take writes, at most `queue_bytes` wait; the rest is dropped and counted."""
     go_on = asyncio.Event()
@@ -175,8 +185,9 @@ async def test_a_slow_writer_costs_entries_and_never_memory() -> None:
         assert it.seen.stores == {Store.DROPPED: 20, Store.STORED: 11}
 
 
-async def test_values_too_large_for_one_command_are_asked_for_in_smaller_ones() -> None:
+async def test_values_too_large_for_one_command_are_asked_for_in_smaller_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """An MGET that took too long is followed by shorter ones, so that large entries are found all the same."""
+    be_patient(monkeypatch, 0.5)
     asked: list[int] = []
 
     def script(command: list[bytes]) -> Sequence[Piece]:
@@ -189,7 +200,8 @@ async def test_values_too_large_for_one_command_are_asked_for_in_smaller_ones() 
         assert await it.get(*range(MOST_KEYS)) == [DOWN] * MOST_KEYS
         await it.rise()
         assert await it.get(*range(MOST_KEYS)) == [Reason.FIRST_SEEN] * MOST_KEYS
-        assert asked[:2] == [MOST_KEYS, MOST_KEYS // 2]
+        assert asked == [MOST_KEYS, MOST_KEYS // 2, MOST_KEYS // 2]
+        assert it.store._most_keys == MOST_KEYS // 2 + 2  # and grows again with each that came in time
 
 
 async def test_a_write_that_hangs_takes_redis_down_and_is_counted() -> None:
@@ -206,6 +218,7 @@ async def test_a_write_that_hangs_takes_redis_down_and_is_counted() -> None:
         assert it.seen.stores == {Store.ERROR: 64, Store.DROPPED: 36}
 
 
+@pytest.mark.usefixtures("patience")
 async def test_a_write_that_is_answered_with_nonsense_is_an_error() -> None:
     """What is not OK is not stored."""
 

@@ -64,6 +64,7 @@ async def test_a_settled_flight_is_not_joined() -> None:
             flight.fail(ValueError("no answer"))
         else:
             flight.drop()
+        assert flight.settled
         assert len(flights) == 0
 
 
@@ -72,7 +73,8 @@ async def test_who_looks_late_still_finds_the_answer() -> None:
     flights: Flights[str] = Flights()
     flight, _ = flights.lead_or_follow(named(1))
     flight.settle("answer")
-    assert await flight.wait() == "answer"
+    async with asyncio.timeout(5):
+        assert await flight.wait() == "answer"
 
 
 async def test_a_flight_settles_once() -> None:
@@ -269,7 +271,8 @@ async def test_every_caller_gets_the_error_and_its_own_traceback_only() -> None:
     waits = [asyncio.create_task(depth()) for _ in range(20)]
     await everybody_waits()
     flight.fail(ValueError("no answer"))
-    assert len(set(await asyncio.gather(*waits))) == 1
+    async with asyncio.timeout(5):
+        assert len(set(await asyncio.gather(*waits))) == 1
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), KeyboardInterrupt(), SystemExit()])

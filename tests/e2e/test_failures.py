@@ -58,11 +58,7 @@ async def test_three_answers_that_do_not_split_end_joining(running: Running, bac
     for number in range(3):
         await join(running, backend, call(10 + number), call(Fault.MISCOUNT, id=f"{number}"))
         backend.requests.clear()
-    backend.gate.clear()
-    tasks = [asyncio.create_task(running.infer("double", call(100 + number))) for number in range(8)]
-    await backend.has_received(8)
-    backend.gate.set()
-    answers = await asyncio.gather(*tasks)
+    answers = await asyncio.gather(*(running.infer("double", call(100 + number)) for number in range(8)))
     assert [data(body) for _, body, _ in answers] == [answer(100 + number) for number in range(8)]
     assert backend.batch_sizes == [1] * 8
 
@@ -99,11 +95,9 @@ async def test_a_joined_time_out_is_everybodys_and_ends_joining(backend: ModelSe
         await first
         assert [(await other)[0] for other in others] == [504, 504]
         backend.requests.clear()
-        backend.gate.clear()
-        tasks = [asyncio.create_task(running.infer("double", call(200 + number))) for number in range(4)]
-        await backend.has_received(4)
-        backend.gate.set()
-        assert [data(body) for _, body, _ in await asyncio.gather(*tasks)] == [answer(200 + n) for n in range(4)]
+        answers = await asyncio.gather(*(running.infer("double", call(200 + number)) for number in range(4)))
+        assert [data(body) for _, body, _ in answers] == [answer(200 + number) for number in range(4)]
+        assert backend.batch_sizes == [1] * 4
         scrape = await running.scrape()
         assert scrape.total("forebay_batch_splits_total", reason="timeout") == 1
         assert scrape.total("forebay_requests_total", outcome="timeout") == 2
@@ -143,6 +137,35 @@ async def test_a_dead_backend_is_a_502_in_the_protocols_shape() -> None:
         async with running.session.get(f"{running.admin}/readyz") as ready:
             assert ready.status == 503
             assert "connection refused" in await ready.text()
+
+
+async def test_a_member_that_hangs_alone_holds_up_nobody_else(backend: ModelServer) -> None:
+    """When a refused batch is asked again call by call, each caller has its answer when its own call has ended."""
+    backend.instances = 4
+    async with forebay(backend.url, upstream__slots="4") as running:
+        await running.knows("double")
+        backend.gate.clear()
+        first = []
+        for busy in range(1, 5):  # every slot
+            first.append(asyncio.create_task(running.infer("double", call(next(FRESH)))))
+            await backend.has_received(busy)
+        calls = (call(1, id="good"), call(Fault.REFUSE, id="bad"), call(Fault.HANG, id="hung"))
+        good, bad, hung = [asyncio.create_task(running.infer("double", one)) for one in calls]
+        await running.queued(3)
+        backend.gate.set()
+        assert data((await good)[1]) == answer(1)
+        assert (await bad)[0] == 400
+        assert not hung.done()
+        hung.cancel()
+        await asyncio.gather(*first)
+
+
+async def test_a_bad_caller_never_costs_a_good_one_its_answer(running: Running, backend: ModelServer) -> None:
+    """However often batches are refused for one member's sake, the others are answered: nothing is rationed."""
+    for turn in range(3):
+        calls = [call(1000 + 40 * turn + number) for number in range(30)]
+        answers = await join(running, backend, *calls, call(Fault.REFUSE, id=f"{turn}"))
+        assert [status for status, _, _ in answers] == [200] * 30 + [400]
 
 
 async def test_every_failure_is_counted_once(running: Running, backend: ModelServer) -> None:

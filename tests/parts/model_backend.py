@@ -94,13 +94,17 @@ class ModelServer:
             )
         if path == "/v2/models/double/stats":
             stat = {"name": "double", "version": self.version, "inference_count": self.served}
-            stat |= {"execution_count": self.executed, "inference_stats": {"success": {"count": self.executed, "ns": 0}}}
+            stat |= {
+                "execution_count": self.executed,
+                "inference_stats": {"success": {"count": self.executed, "ns": 0}},
+            }
             return web.json_response({"model_stats": [stat]})
         if path.startswith("/v2/models/double") and path.endswith("/infer"):
             return await self.infer(request)
         if path.startswith("/v2/models/"):
             return web.json_response({"error": "Request for unknown model"}, status=404)
-        return web.json_response({"echo": request.path_qs, "method": request.method})
+        received = sum([len(piece) async for piece in request.content.iter_any()])
+        return web.json_response({"echo": request.path_qs, "method": request.method, "received": received})
 
     async def infer(self, request: web.BaseRequest) -> web.StreamResponse:
         call = json.loads(await request.read())

@@ -72,11 +72,7 @@ class Peer:
     def whole(self, head: Received) -> Received:
         """The request that begins with `head`, whole."""
         if head.values(b"transfer-encoding"):
-            body = b""
-            while size := int(self._line(), 16):
-                body += self.read(size)
-                self._line()
-            self._line()
+            body = b"".join(self.read(size) for size in self.chunks())
         else:
             body = self.read(int((head.values(b"content-length") or [b"0"])[0]))
         received = Received(head.head, body)
@@ -95,6 +91,13 @@ class Peer:
             self._more()
         data, self._unread = self._unread[:size], self._unread[size:]
         return data
+
+    def chunks(self) -> Iterator[int]:
+        """The sizes of the chunks of a body; the bytes of each are the caller's to read."""
+        while size := int(self._line(), 16):
+            yield size
+            self._line()
+        self._line()
 
     def pieces(self, size: int) -> Iterator[bytes]:
         """So many bytes as they come, none of them kept."""
@@ -259,6 +262,7 @@ class RawBackend:
                 sock, _ = self._listener.accept()
             except OSError:
                 return
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what is sent arrives now, not after an ACK
             peer = Peer(self, sock, len(self.peers))
             self.note(functools.partial(self.peers.append, peer))
             self._start(functools.partial(self._run, peer))

@@ -215,8 +215,12 @@ class Triton:
 
     def reload(self, name: str, *, weight: float) -> None:
         """The same model and version with other weights: nothing but its answers and counters changes."""
-        (self._folder / "models" / name / "1" / "weight").write_text(str(weight))
+        self.weigh(name, weight)
         self._repository(name, "load")
+
+    def weigh(self, name: str, weight: float) -> None:
+        """Put other weights in its folder; they answer from its next load on."""
+        (self._folder / "models" / name / "1" / "weight").write_text(str(weight))
 
     def remove(self, name: str) -> None:
         self._repository(name, "unload")

@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 
 from proxy.protocols import v2_metadata
 from proxy.protocols.v2 import V2
-from proxy.protocols.v2_metadata import UNKNOWN, Facts, changes_models, counters, listed, model_facts, versions
+from proxy.protocols.v2_metadata import (
+    UNKNOWN,
+    Facts,
+    answered,
+    changes_models,
+    counters,
+    listed,
+    model_facts,
+    versions,
+)
 from tests.protocols.json_texts import examples
 
 CONFIG = (
@@ -131,6 +140,13 @@ def test_counters_are_kept_by_version() -> None:
     both = counters(json.dumps(two).encode())
     assert both is not None
     assert (both["1/inference_count"], both["2/inference_count"]) == (2, 9)
+
+
+def test_answered_calls_are_counted_over_all_versions() -> None:
+    """How often a model has answered is known where the server counts that, whichever version it was."""
+    assert answered({"1/success.count": 3, "2/success.count": 4, "1/fail.count": 5, "1/success.ns": 6}) == 7
+    assert answered({"1/inference_count": 3}) is None
+    assert answered(None) is None
 
 
 def test_a_server_without_statistics_has_no_counters() -> None:
