@@ -18,6 +18,8 @@ from typing import Any, Final, NoReturn
 
 from proxy import __version__
 
+SHELLS: Final = ("bash", "zsh", "fish")  # that `completion` knows
+
 # Flags of `serve` that are settings: dotted name, metavar, help.
 _SETTINGS: Final = (
     ("upstream", "URL", "where the model server is, as in http://127.0.0.1:8000"),
@@ -99,6 +101,15 @@ def parser() -> argparse.ArgumentParser:
     demo.add_argument("--redis", metavar="URL", help="a Redis to use (none)")
     demo.add_argument("--requests", metavar="N", type=int, help="end after N (as many as the server answers in 12 s)")
     demo.set_defaults(run=_demo)
+
+    completion = commands.add_parser(
+        "completion",
+        help="complete commands, flags and files in a shell",
+        description='Print what makes a shell complete: eval "$(forebay completion bash)" in its start file.',
+        allow_abbrev=False,
+    )
+    completion.add_argument("shell", metavar="SHELL", choices=SHELLS, help=" or ".join(SHELLS))
+    completion.set_defaults(run=_completion)
     return top
 
 
@@ -125,6 +136,13 @@ def _demo(options: argparse.Namespace) -> int:
     from proxy.demo.run import Traffic, run  # noqa: PLC0415 - see the top
 
     return asyncio.run(run(stay=options.stay, redis=options.redis, traffic=Traffic(requests=options.requests)))
+
+
+def _completion(options: argparse.Namespace) -> int:
+    from proxy.completion import SCRIPTS, commands  # noqa: PLC0415 - see the top
+
+    sys.stdout.write(SCRIPTS[options.shell](commands(parser())))
+    return 0
 
 
 def _check(options: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 What happens when, in this order
     1. A part that is its whole call and rides alone travels as the caller's own bytes and fields, and
        the backend's own answer goes back, whatever its status.
+       An answer too large to be held is streamed to the caller, and shared with nobody.
     2. Several parts, or the missing items of a call, travel as one body that the codec joins. A 2xx
        answer that splits gives each part its item results.
     3. An answer that does not split: each member is sent singly with its own bytes. Three such answers
@@ -23,7 +24,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Protocol
@@ -31,9 +32,10 @@ from typing import Final, Protocol
 from proxy.batching.batcher import Batch, Slot
 from proxy.caching.fingerprint import IGNORED
 from proxy.http.headers import get
+from proxy.http.limits import Buffered
 from proxy.protocols.codec import Codec, Part
 from proxy.terms import Exchange, Failure, Headers, Timeline
-from proxy.upstream.connections import Connections, UpstreamError
+from proxy.upstream.connections import Answer, Connections, UpstreamError
 
 log = logging.getLogger("forebay.dispatch")
 
@@ -52,6 +54,7 @@ class Job:
     own: the caller's end-to-end fields. joined: those of them that every member of a batch shares.
     timeline: the request's own, on the dispatcher's clock.
     singly: it travels as the caller's own bytes and never in company, whatever its part.
+    stream: takes over an answer to the caller's own bytes that is too large to be held: what came of it, then the rest.
     """
 
     codec: Codec
@@ -62,6 +65,7 @@ class Job:
     own: Headers
     signature: bytes
     timeline: Timeline
+    stream: Callable[[Answer, Sequence[bytes]], Awaitable[None]]
     singly: bool = False
 
     @property
@@ -83,7 +87,8 @@ class Done:
     """What became of a job.
 
     results: one per index of its part; None where the answer cannot be shared between callers.
-    exchange: the backend's answer to the caller's own bytes; None where the part travelled joined.
+    exchange: the backend's answer to the caller's own bytes; None where the part travelled joined, and where
+        the answer was streamed: then there are no results either.
     status, headers: of the upstream answer. seconds: upstream time per item.
     """
 
@@ -119,6 +124,31 @@ def refused(status: int, headers: Headers) -> Refused:
     return Refused(status, f"the backend answered {status} to a shared request", retry_after=retry_after)
 
 
+class Room:
+    """How much of an answer is held to be read: `limits.parse` a call, while `limits.buffered` has room."""
+
+    def __init__(self, largest: int, buffered: Buffered) -> None:
+        self._largest = largest
+        self._buffered = buffered
+
+    async def read(self, answer: Answer, *, parts: int) -> tuple[list[bytes], bool]:
+        """The body in pieces, and whether that is all of it. Raises UpstreamError."""
+        pieces: list[bytes] = []
+        held = 0
+        try:
+            async for piece in answer.chunks():
+                pieces.append(piece)
+                if held + len(piece) > self._largest * parts or not self._buffered.take(len(piece)):
+                    return pieces, False
+                held += len(piece)
+            return pieces, True
+        finally:
+            self._buffered.give(held)
+
+    def __repr__(self) -> str:
+        return f"<Room for {self._largest} bytes of an answer, {self._buffered!r}>"
+
+
 class Observer(Protocol):
     """What a dispatcher tells of itself; `reason` is not_split, refused or timeout."""
 
@@ -133,12 +163,17 @@ class Dispatcher:
         connections: Connections,
         observe: Observer,
         now: Callable[[], float],
+        room: Room,
         answered: Callable[[str, float], None],
     ) -> None:
-        """answered: told of every success, by the model's name and the moment on `now` at which it was asked for."""
+        """room: for answers while they are read.
+
+        answered: told of every success, by the model's name and the moment on `now` at which it was asked for.
+        """
         self._connections = connections
         self._observe = observe
         self._now = now
+        self._room = room
         self._answered = answered
         self._numbers = itertools.count(1)
         self._strikes: OrderedDict[bytes, tuple[int, float]] = OrderedDict()  # signature -> strikes, unjoinable until
@@ -168,18 +203,23 @@ class Dispatcher:
         """The whole call with the caller's own bytes. Raises UpstreamError."""
         job.timeline.dispatched = started = self._now()
         call = job.part.call
-        exchange = await self._connections.exchange(
-            "POST", job.target, job.own, call.body, retriable=True, timeline=job.timeline
-        )
-        if exchange.status < 300:
-            self._answered(job.model, started)
-        seconds = (self._now() - started) / len(call.items)
         results: Sequence[bytes] | None = None
-        if _splittable(exchange):
+        exchange: Exchange | None = None
+        async with self._connections.open(
+            "POST", job.target, job.own, call.body, retriable=True, timeline=job.timeline
+        ) as answer:
+            pieces, whole = await self._room.read(answer, parts=1)
+            if whole:
+                exchange = Exchange(answer.status, answer.reason, answer.headers, b"".join(pieces))
+            else:
+                await job.stream(answer, pieces)
+        if answer.status < 300:
+            self._answered(job.model, started)
+        if exchange is not None and _splittable(exchange):
             split = job.codec.split(exchange.body, [len(call.items)], None)
             if split is not None:
                 results = [split[0][i] for i in job.part.indexes]
-        return Done(results, exchange, exchange.status, exchange.headers, seconds)
+        return Done(results, exchange, answer.status, answer.headers, (self._now() - started) / len(call.items))
 
     async def _together(self, jobs: Sequence[Job], items: int, slot: Slot) -> Sequence[Done | AskAlone | BaseException]:
         first, started = jobs[0], self._now()
@@ -190,13 +230,15 @@ class Dispatcher:
             [job.part for job in jobs], request_id, [started - job.timeline.head_parsed for job in jobs]
         )
         try:
-            exchange = await self._connections.exchange("POST", first.target, first.joined, body, retriable=True)
+            async with self._connections.open("POST", first.target, first.joined, body, retriable=True) as answer:
+                pieces, whole = await self._room.read(answer, parts=len(jobs))
         except UpstreamError as error:
             slot.release(ok=False)
             if error.failure is Failure.TIMEOUT and len(jobs) > 1:
                 self._observe.split(first.route, "timeout")
                 self._part_ways(first.signature, STRIKES)
             return [error] * len(jobs)
+        exchange = Exchange(answer.status, answer.reason, answer.headers, b"".join(pieces))
         slot.release(ok=exchange.status < 300)
         if exchange.status < 300:
             self._answered(first.model, started)
@@ -207,7 +249,7 @@ class Dispatcher:
 
         if exchange.status in FOR_EVERYBODY:
             return [refused(exchange.status, exchange.headers)] * len(jobs)
-        if _splittable(exchange):
+        if whole and _splittable(exchange):
             sizes = [len(job.part.indexes) for job in jobs]
             if (split := first.codec.split(exchange.body, sizes, request_id)) is not None:
                 self._strikes.pop(first.signature, None)

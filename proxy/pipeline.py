@@ -38,7 +38,7 @@ from proxy.http import refusal
 from proxy.http.body import Body, body_at_hand, pass_body, read_body
 from proxy.http.headers import to_backend
 from proxy.http.limits import Buffered, Limits
-from proxy.http.reply import Reply
+from proxy.http.reply import Reply, StreamReply
 from proxy.protocols.codec import Call, Codec, Endpoint, Part
 from proxy.protocols.registry import CODECS
 from proxy.protocols.v2_metadata import changes_models
@@ -48,7 +48,7 @@ from proxy.routing import Mode, Routes, RouteSettings
 from proxy.telemetry.catalogue import ItemResult
 from proxy.telemetry.metrics import Metrics, RouteMetrics
 from proxy.terms import Failure, Fingerprint, Headers, Model, Outcome, Reason, Timeline
-from proxy.upstream.connections import UpstreamError
+from proxy.upstream.connections import Answer, UpstreamError
 from proxy.upstream.models import Models
 
 log = logging.getLogger("forebay.pipeline")
@@ -79,6 +79,7 @@ class Visit:
     outcome: Outcome = Outcome.UPSTREAM_ERROR  # until something better is known
     reason: Reason | None = None
     answering: bool = False  # the client has been sent something: too late for another answer
+    streamed: StreamReply | None = None  # an answer too large to be held, sent as it came
 
 
 @dataclass(slots=True, eq=False)
@@ -108,7 +109,33 @@ class Order:
                 self.reading.scope, b"%d:" % len(call.company) + call.company + call.shared
             ),
             timeline=visit.timeline,
+            stream=self.stream,
         )
+
+    async def stream(self, answer: Answer, begun: Sequence[bytes]) -> None:
+        """Send an answer that is too large to be held: what came of it, then the rest as it comes."""
+        visit = self.visit
+        if visit.reason is None:  # a follower's own try
+            visit.outcome, visit.reason = Outcome.MISS, Reason.NO_STORE
+        status = cache_status.missed(visit.reason, partial=False, collapsed=False, stored=False)
+        if visit.reason is Reason.OPTED_OUT:
+            status = cache_status.bypassed(visit.reason)
+        visit.answering = True
+        visit.streamed = StreamReply(
+            answer.status, (*answer.headers, (cache_status.CACHE_STATUS, status)), answer.reason
+        )
+        try:
+            await visit.streamed.prepare(visit.http)
+            for piece in begun:
+                await visit.streamed.write(piece)
+            async for piece in answer.chunks():
+                await visit.streamed.write(piece)
+            await visit.streamed.write_eof()
+        except UpstreamError:
+            visit.streamed.abort()
+            raise
+        except ConnectionError:
+            return  # the client has gone, and nobody else wants it
 
     def whole(self) -> Job:
         return self.job(tuple(range(len(self.call.items))))
@@ -123,6 +150,7 @@ class Pipeline:
         routes: Routes,
         route_parts: Mapping[str, Route],
         limits: Limits,
+        buffered: Buffered,
         models: Models,
         tiers: Tiers,
         uncacheable: Uncacheable,
@@ -138,7 +166,7 @@ class Pipeline:
         self._routes = routes
         self._parts = route_parts
         self._limits = limits
-        self._buffered = Buffered(limits.buffered)
+        self._buffered = buffered
         self._models = models
         self._tiers = tiers
         self._uncacheable = uncacheable
@@ -205,8 +233,12 @@ class Pipeline:
             visit.outcome, visit.reason = Outcome.BYPASS, Reason.OPTED_OUT
             done = await self._filler.send(order.whole(), order.plan)
             return await self._say(order, done, cache_status.bypassed(Reason.OPTED_OUT))
-        except (*EXPECTED, ConnectionError):
-            raise
+        except (*EXPECTED, ConnectionError) as error:
+            if visit.streamed is None or isinstance(error, ConnectionError):
+                raise
+            late = isinstance(error, UpstreamError) and error.failure is Failure.TIMEOUT
+            visit.outcome = Outcome.TIMEOUT if late else Outcome.TRUNCATED
+            return visit.streamed
         except Exception:
             log.exception("passed through after a fault of Forebay's own")
             if visit.answering:
@@ -325,7 +357,7 @@ class Pipeline:
         else:
             await all_settled(leading)
         status = cache_status.missed(reason, partial=len(missing) < len(found), collapsed=False, stored=fill.stored)
-        if fill.done is not None and fill.done.exchange is not None:
+        if fill.done is not None and (fill.done.exchange is not None or visit.streamed is not None):
             return await self._say(order, fill.done, status)
         if fill.done is not None and fill.done.results is not None and not fill.stored:
             for place, entry in zip(led, self._filler.unstored(fill.done), strict=True):
@@ -399,6 +431,8 @@ class Pipeline:
 
     async def _say(self, order: Order, done: Done, status: bytes) -> web.StreamResponse:
         """Give the caller the backend's own answer, or its part of a joined one."""
+        if order.visit.streamed is not None:
+            return order.visit.streamed
         exchange = done.exchange
         if exchange is None:
             assert done.results is not None, "a joined answer splits or its members are replayed"

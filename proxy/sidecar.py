@@ -30,9 +30,10 @@ from proxy.caching.tiers import Tiers
 from proxy.caching.uncacheable import Uncacheable
 from proxy.config import CannotStart, Settings, as_dict
 from proxy.config_rules import host_port
-from proxy.dispatch import AskAlone, Dispatcher, Done, Job
+from proxy.dispatch import AskAlone, Dispatcher, Done, Job, Room
 from proxy.filling import Filler
 from proxy.http.connection import HttpServer
+from proxy.http.limits import Buffered
 from proxy.pipeline import Pipeline, Route
 from proxy.relay import Relay
 from proxy.telemetry.loop_lag import LoopLag
@@ -70,7 +71,10 @@ class Sidecar:
             else RedisStore(settings.redis, proof_key=settings.cache.key, observe=self.metrics.redis, wall=unix_time)
         )
         self.tiers = Tiers(memory, self.redis)
-        dispatcher = Dispatcher(self.connections, self.metrics.batches, time.monotonic, self.models.answered)
+        buffered = Buffered(settings.limits.buffered)
+        buffered = Buffered(settings.limits.buffered)
+        room = Room(settings.limits.parse, buffered)
+        dispatcher = Dispatcher(self.connections, self.metrics.batches, time.monotonic, room, self.models.answered)
         self._batcher: Batcher[Job, Done | AskAlone] = Batcher(send=dispatcher.send, observe=self.metrics.batches)
         self.metrics.watch_queue(self._batcher.oldest)
         uncacheable = Uncacheable()
@@ -93,6 +97,7 @@ class Sidecar:
                 for route in table
             },
             limits=settings.limits,
+            buffered=buffered,
             models=self.models,
             tiers=self.tiers,
             uncacheable=uncacheable,

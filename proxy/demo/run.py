@@ -82,7 +82,7 @@ def _once(demo: asyncio.Task[int]) -> Callable[[], None]:
 
 
 async def _demo(redis: str | None, stay: bool, traffic: Traffic) -> int:
-    print("A small model server (a sentence encoder in numpy, one thread), asked directly and through Forebay.")
+    print("A sentence encoder in numpy, asked directly and then through Forebay.", flush=True)
     texts = asyncio.create_task(asyncio.to_thread(sentences, traffic.texts))  # a second of reading, meanwhile
     async with contextlib.AsyncExitStack() as parts:
         backend = await parts.enter_async_context(_part("-m", "proxy.demo.encoder_server"))
@@ -91,7 +91,7 @@ async def _demo(redis: str | None, stay: bool, traffic: Traffic) -> int:
         command = ["-m", "proxy", "serve", "--upstream", upstream, "--listen", data, "--admin", admin]
         forebay = await parts.enter_async_context(_part(*command, *(["--redis", redis] if redis else [])))
         await _until_ready(admin, forebay)
-        print(f"Forebay {__version__} listens on http://{data}, before the encoder on {upstream}.\n", flush=True)
+        print(f"Forebay {__version__} is on http://{data}, the encoder on {upstream}.\n", flush=True)
         ways = await _compare(upstream, f"http://{data}", f"http://{admin}", await texts, traffic)
         if stay:
             print(_paste_these(data, admin), flush=True)
@@ -133,11 +133,10 @@ async def _compare(upstream: str, forebay: str, admin: str, texts: Sequence[str]
     faster = direct.measured.seconds / through.measured.seconds if through.measured.seconds else 0.0
     print(
         f"\nThe same {sent:,} requests took {direct.measured.seconds:.1f} s directly and "
-        f"{through.measured.seconds:.1f} s through Forebay: {faster:.1f} times as fast.\n"
-        f"Traffic: {traffic.callers} callers, each with its next request as soon as it has an answer; a request asks\n"
-        f"for one of {len(texts):,} sentences, and {repetition(asked[:sent]):.0%} of them repeat an earlier one "
-        "(Zipf 0.8, 35% among the last 64).\n"
-        "Your own rate and repetition will differ, and so will the gain.",
+        f"{through.measured.seconds:.1f} s through Forebay:\n{faster:.1f} times as fast.\n\n"
+        f"Traffic: {traffic.callers} callers, each with its next request as soon as it has an answer,\n"
+        f"for one of {len(texts):,} sentences; {repetition(asked[:sent]):.0%} repeat an earlier one "
+        "(Zipf 0.8, 35% among\nthe last 64). Your own rate and repetition will differ, and so will the gain.",
         flush=True,
     )
     return direct, through

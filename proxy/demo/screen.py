@@ -92,7 +92,7 @@ class Screen:
     def _table(self, now: Way | None) -> Table:
         table = Table(box=box.SIMPLE_HEAD, caption_justify="left")
         if now is not None:
-            table.caption = f"asking {now.name}, {now.measured.seconds:.0f} s"
+            table.caption = f"{now.name}: {now.measured.seconds:.0f} s so far"
         table.add_column("")
         for way in self._ways:
             table.add_column(way.name, justify="right", style="bold" if way is now else "", no_wrap=True)

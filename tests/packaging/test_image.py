@@ -113,8 +113,8 @@ async def test_what_the_image_starts_serves_and_drains(image: Image) -> None:
         await container.ready()
         async with container.session.get(f"{container.url}/any?thing=1") as answer:
             assert (answer.status, (await answer.json())["echo"]) == (200, "/any?thing=1")
-        os.kill(container.pid, signal.SIGTERM)
-        assert await container.ended() == 0
+        container.signal(signal.SIGTERM)
+        assert await container.exit_code() == 0
 
 
 async def test_its_health_check_follows_the_backend(image: Image) -> None:
