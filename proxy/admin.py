@@ -102,12 +102,12 @@ class Admin:
         """None if this request may change something, else what to do about it."""
         if self._token is not None:
             presented = request.headers.get("Authorization", "")
-            if hmac.compare_digest(presented.encode(), f"Bearer {self._token}".encode()):
+            if hmac.compare_digest(presented.encode("utf-8", "surrogateescape"), f"Bearer {self._token}".encode()):
                 return None
             return "send `Authorization: Bearer <admin_token>`"
         if not self._loopback:
             return "changes are off on this address: set admin_token, or bind admin to loopback"
-        if not _is_loopback(urlsplit(f"//{request.host}").hostname or ""):
+        if not _is_loopback(_hostname(request.host)):
             return "the Host must be a loopback address"
         if request.content_type != "application/json":
             return "send `Content-Type: application/json`"
@@ -115,6 +115,13 @@ class Admin:
 
     def __repr__(self) -> str:
         return f"<Admin {'loopback' if self._loopback else 'open'}, {'token' if self._token else 'no token'}>"
+
+
+def _hostname(host: str) -> str:
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:
+        return ""
 
 
 def _is_loopback(host: str) -> bool:

@@ -74,6 +74,8 @@ def parser() -> argparse.ArgumentParser:
     top = _Parser(
         prog="forebay",
         description="A reverse-proxy sidecar for model servers: response cache, coalescing, bounded batching.",
+        epilog="exit codes: 0 it ended as it should; 1 it could not start, failed, cut requests off, or is not "
+        "healthy; 2 the command line or the configuration has mistakes",
         allow_abbrev=False,
     )
     top.add_argument("--version", action="version", version=f"forebay {__version__}")

@@ -17,7 +17,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from proxy.batching.batcher import Batcher, QueueFull, Ticket
 from proxy.batching.settings import BatchMode, BatchSettings
@@ -62,6 +62,13 @@ class Plan:
     model: Model
     identity: Identity
     slots: int
+
+
+class Entries(NamedTuple):
+    """An answer, one entry per item. kept: all of them went into the response cache."""
+
+    of_items: list[Entry]
+    kept: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -152,13 +159,12 @@ class Filler:
 
         async def run() -> None:
             fill.done = await self.send(job, plan, fill)
-            entries = self._entries(fill.done, [flight.fingerprint for flight in flights], plan, job.route)
+            entries = self.store(fill.done, [flight.fingerprint for flight in flights], plan, job.route)
             if entries is None:
                 done = fill.done
                 raise refused(done.status, done.headers) if done.status in FOR_EVERYBODY else Unshared
-            fill.stored = True
-            for flight, entry in zip(flights, entries, strict=True):
-                self._tiers.store(flight.fingerprint, entry)
+            fill.stored = entries.kept
+            for flight, entry in zip(flights, entries.of_items, strict=True):
                 flight.settle(entry)
 
         fill.fleet = Fleet(flights, lambda: self._abandoned(fill))
@@ -181,8 +187,8 @@ class Filler:
         for flight in fill.flights:
             flight.fail(error if isinstance(error, EXPECTED) else Unshared())
 
-    def _entries(self, done: Done, fingerprints: Sequence[Fingerprint], plan: Plan, route: str) -> list[Entry] | None:
-        """What of an answer may be kept, one entry per item; None: nothing, which is remembered of a 2xx."""
+    def store(self, done: Done, fingerprints: Sequence[Fingerprint], plan: Plan, route: str) -> Entries | None:
+        """Keep what of an answer may be kept; None: nothing, nor may it be shared, which is remembered of a 2xx."""
         now = self._unix_time()
         lifetime = policy.lifetime(
             done.status,
@@ -193,27 +199,21 @@ class Filler:
             identity_known=plan.identity.known,
             tenant=plan.tenant,
         )
-        stored = not isinstance(lifetime, Reason) and done.results is not None
-        self._observe(route, StoreResult.STORED if stored else StoreResult.NO_STORE, len(fingerprints))
         if isinstance(lifetime, Reason) or done.results is None:
+            self._observe(route, StoreResult.NO_STORE, len(fingerprints))
             if 200 <= done.status < 300:
                 for fingerprint in fingerprints:
                     self._uncacheable.add(fingerprint.address, now)
             return None
-        headers = policy.kept_headers(done.headers)
-        return [
-            Entry(body=result, headers=headers, created=now, fresh_until=now + lifetime, fill_cost=done.seconds)
+        headers, made = policy.kept_headers(done.headers), now - policy.age(done.headers)
+        entries = [
+            Entry(body=result, headers=headers, created=made, fresh_until=now + lifetime, fill_cost=done.seconds)
             for result in done.results
         ]
-
-    def store(self, done: Done, fingerprints: Sequence[Fingerprint], plan: Plan, route: str) -> bool:
-        """Keep what of an answer may be kept; True if it was."""
-        entries = self._entries(done, fingerprints, plan, route)
-        if entries is None:
-            return False
-        for fingerprint, entry in zip(fingerprints, entries, strict=True):
-            self._tiers.store(fingerprint, entry)
-        return True
+        kept = sum(self._tiers.store(*pair) for pair in zip(fingerprints, entries, strict=True))
+        self._observe(route, StoreResult.STORED, kept)
+        self._observe(route, StoreResult.NO_STORE, len(entries) - kept)
+        return Entries(entries, kept == len(entries))
 
     def unstored(self, done: Done) -> list[Entry]:
         """The results of an answer that splits, as entries that were never stored."""

@@ -359,10 +359,10 @@ class Pipeline:
         status = cache_status.missed(reason, partial=len(missing) < len(found), collapsed=False, stored=fill.stored)
         if fill.done is not None and (fill.done.exchange is not None or visit.streamed is not None):
             return await self._say(order, fill.done, status)
-        if fill.done is not None and fill.done.results is not None and not fill.stored:
-            for place, entry in zip(led, self._filler.unstored(fill.done), strict=True):
-                found[place] = entry
-                del flights[place]
+        if fill.done is not None and fill.done.results is not None and flights[led[0]].error is not None:
+            own = dict(zip(leading, self._filler.unstored(fill.done), strict=True))
+            for place in [place for place, flight in flights.items() if flight in own]:
+                found[place] = own[flights.pop(place)]
         return await self._gathered(order, found, flights, reason, status)
 
     @staticmethod
@@ -401,7 +401,8 @@ class Pipeline:
         visit = order.visit
         visit.outcome, visit.reason = Outcome.MISS, reason
         done = await self._filler.send(order.whole(), order.plan)
-        stored = self._filler.store(done, order.reading.fingerprints, order.plan, visit.route.settings.id)
+        entries = self._filler.store(done, order.reading.fingerprints, order.plan, visit.route.settings.id)
+        stored = entries is not None and entries.kept
         status = cache_status.missed(reason, partial=False, collapsed=False, stored=stored)
         return await self._say(order, done, status)
 

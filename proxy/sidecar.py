@@ -15,6 +15,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final, Self
 
 import uvloop
@@ -63,8 +64,7 @@ class Sidecar:
         self.metrics.upstream.target(self.connections.target)
         self.health = Health(self.connections)
         self.models = Models(self.connections, self.health)
-        memory = MemoryStore(settings.cache.memory)
-        self.metrics.watch_memory(memory)
+        memory = MemoryStore(min(settings.cache.memory, _quarter_of_the_cgroup()))
         self.redis = (
             None
             if settings.redis is None
@@ -109,6 +109,7 @@ class Sidecar:
             metrics=self.metrics,
             unix_time=unix_time,
         )
+        self.metrics.watch_memory(memory, lambda: self.pipeline.flights.mismatches)
         self._server = HttpServer(self.pipeline.handle, settings.limits, refused=self._refused)
         self._lag = LoopLag(self.metrics.loop_lag.observe)
         self._admin: web.AppRunner | None = None
@@ -250,6 +251,15 @@ def run(settings: Settings) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(serve(settings))
+
+
+def _quarter_of_the_cgroup() -> int:
+    """What the response cache may take at most where the process has a memory limit, in bytes."""
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+    except OSError:
+        return sys.maxsize
+    return int(limit) // 4 if limit.isdigit() else sys.maxsize
 
 
 def _cannot_listen(what: str, address: str, error: OSError) -> str:

@@ -88,6 +88,7 @@ async def test_drained_waits_for_what_is_in_flight() -> None:
         {"Content-Type": "application/x-www-form-urlencoded"},
         JSON | {"Host": "evil.example:9901"},
         JSON | {"Host": ""},
+        JSON | {"Host": "["},
     ],
 )
 async def test_a_web_page_cannot_drain(headers: dict[str, str]) -> None:

@@ -87,8 +87,8 @@ class MemoryStore:
         node.marked = True
         return node.entry
 
-    def put(self, fingerprint: Fingerprint, entry: Entry) -> None:
-        """Keep an entry, in place of whatever lies under its address, if there is room for it at all."""
+    def put(self, fingerprint: Fingerprint, entry: Entry) -> bool:
+        """Keep an entry, in place of whatever lies under its address; False if there is no room for it at all."""
         self.discard(fingerprint.address)
         size = ENTRY_BYTES + len(entry.body)
         headers = self._headers.get(entry.headers)
@@ -101,7 +101,7 @@ class MemoryStore:
             else:
                 size += size_of_headers
         if size > self._room:
-            return
+            return False
         while self._held + size > self._room:
             self._evict()
         self._ghosts.discard(fingerprint.address)
@@ -115,6 +115,7 @@ class MemoryStore:
         self._newest = node
         self._nodes[node.address] = node
         self._held += size
+        return True
 
     def discard(self, address: _Address) -> None:
         """Forget what lies under an address, if anything does."""

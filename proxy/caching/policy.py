@@ -155,7 +155,7 @@ def lifetime(
         return Reason.NO_STORE
     allowed = _allowed(fields, now)
     seconds = min(ttl, allowed) * (1.0 + JITTER * jitter)
-    seconds = min(seconds, allowed) - _age(fields)
+    seconds = min(seconds, allowed) - age(headers)
     if not identity_known:
         seconds = min(seconds, TTL_WITHOUT_IDENTITY)
     return seconds if seconds > 0 else Reason.NO_STORE
@@ -185,9 +185,9 @@ def _allowed(fields: dict[bytes, list[bytes]], now: float) -> float:
     return float("inf")
 
 
-def _age(fields: dict[bytes, list[bytes]]) -> float:
-    """Seconds since the answer was made, where a cache on the backend's side says so."""
-    return max(map(_seconds, fields.get(b"age", ())), default=0.0)
+def age(headers: Headers) -> float:
+    """Seconds since an answer was made, where a cache on the backend's side says so."""
+    return max((_seconds(value) for name, value in headers if name.lower() == b"age"), default=0.0)
 
 
 def _seconds(text: bytes) -> float:

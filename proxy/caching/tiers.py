@@ -50,10 +50,13 @@ class Tiers:
                 answers[place] = Reason.EXPIRED
         return answers
 
-    def store(self, fingerprint: Fingerprint, entry: Entry) -> None:
-        self.memory.put(fingerprint, entry)
+    def store(self, fingerprint: Fingerprint, entry: Entry) -> bool:
+        """Keep an entry; False if no tier has room for it now."""
+        kept = self.memory.put(fingerprint, entry)
         if self.redis is not None:
             self.redis.put(fingerprint, entry)
+            kept = kept or self.redis.up
+        return kept
 
     def __repr__(self) -> str:
         return f"<Tiers {self.memory}, {self.redis or 'no Redis'}>"

@@ -67,12 +67,6 @@ def get(headers: Headers, name: bytes) -> bytes | None:
     return None
 
 
-def get_all(headers: Headers, name: bytes) -> tuple[bytes, ...]:
-    """Every value of a field, in wire order."""
-    name = name.lower()
-    return tuple(value for field, value in headers if field.lower() == name)
-
-
 def _listed(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
     """What `Connection` names as this connection's own, in lower case."""
     values = [value for name, value in headers if name.lower() == b"connection"]

@@ -18,7 +18,6 @@ import msgspec
 _IN_A_SEGMENT: Final = "!$&'()*+,;=:@"  # RFC 3986 allows these there unescaped, beside letters, digits and `-._~`
 _CHANGES: Final = re.compile(r"/v2/repository/models/([^/?#]+)/(?:load|unload)")
 
-index_path: Final = "/v2/repository/index"  # asked by POST
 ALL: Final = "*"
 
 
@@ -106,14 +105,6 @@ def answered(counters: Mapping[str, int] | None) -> int | None:
     """How many calls, over all versions, the model has answered since it was loaded; None where nothing tells."""
     counts = [count for name, count in (counters or {}).items() if name.endswith("/success.count")]
     return sum(counts) if counts else None
-
-
-def listed(index: bytes | None) -> tuple[str, ...]:
-    """The models that the repository index calls ready, each once, in its order."""
-    read = _decoded(index)
-    models = [model for model in read if isinstance(model, dict)] if isinstance(read, list) else []
-    names = [model.get("name") for model in models if model.get("state", "READY") == "READY"]
-    return tuple(dict.fromkeys(name for name in names if isinstance(name, str)))
 
 
 def changes_models(method: str, path: str) -> str | None:

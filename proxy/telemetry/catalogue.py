@@ -307,8 +307,8 @@ EVICTIONS: Final = _counter(
 )
 MISMATCHES: Final = _counter(
     "forebay_cache_proof_mismatches_total",
-    "Entries found at an item's address that are another item's, treated as misses",
-    "the proof of an entry in memory differs from the item's",
+    "Entries and flights found at an item's address that are another item's, treated as misses",
+    "the proof of an entry in memory, or of a flight, differs from the item's",
     unit="entries",
 )
 REDIS_WRITES: Final = _counter(
@@ -327,9 +327,9 @@ REDIS_UP: Final = _gauge(
 )
 COALESCE_WAIT: Final = _seconds(
     "forebay_coalesce_wait_seconds",
-    "Time an item waited for a flight that another call leads",
-    "flight joined",
-    "flight settled, failed or left",
+    "Time a call waited for flights that other calls lead, once a call",
+    "flights joined",
+    "the last of them settled or failed, or the caller left",
     REQUEST,
     ROUTE,
 )

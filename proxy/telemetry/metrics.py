@@ -299,6 +299,7 @@ class Metrics:
         self._now = now
         self._unix_time = unix_time
         self._memory: MemoryFacts | None = None
+        self._flight_mismatches: Callable[[], int] = lambda: 0
         self._oldest: Callable[[], Mapping[str, float]] | None = None
         self._process = CollectorRegistry()
         ProcessCollector(registry=self._process)
@@ -332,9 +333,10 @@ class Metrics:
         if (label := self.models.label(model)) != c.OTHER_MODEL:
             self._families.gauge(c.SLOTS, target, label).set(slots)
 
-    def watch_memory(self, memory: MemoryFacts) -> None:
-        """Ask this store in every `refresh`."""
+    def watch_memory(self, memory: MemoryFacts, flight_mismatches: Callable[[], int] = lambda: 0) -> None:
+        """Ask this store in every `refresh`, and how many flights turned out to be another item's."""
         self._memory = memory
+        self._flight_mismatches = flight_mismatches
 
     def watch_queue(self, oldest: Callable[[], Mapping[str, float]]) -> None:
         """Ask in every `refresh` when, by `now`, the oldest item came of each route in which one waits."""
@@ -345,7 +347,7 @@ class Metrics:
         if self._memory is not None:
             self._families.gauge(c.CACHE_BYTES, c.Tier.MEMORY.value).set(self._memory.bytes)
             self._families.counter(c.EVICTIONS).value = self._memory.evictions
-            self._families.counter(c.MISMATCHES).value = self._memory.mismatches
+            self._families.counter(c.MISMATCHES).value = self._memory.mismatches + self._flight_mismatches()
         if self._oldest is not None:
             came, began = self._oldest(), self._unix_time() - self._now()
             for name, route in self._routes.items():

@@ -479,16 +479,19 @@ async def test_a_caller_may_have_an_answer_renewed(running: Running, backend: Mo
 
 
 async def test_a_caller_may_ride_alone(running: Running, backend: ModelServer) -> None:
-    """`Forebay-Batch: off`: it waits for no slot and no company, and its answer is stored all the same."""
+    """`Forebay-Batch: off`: nobody's rows travel with it, the backend reads its own body, and its answer is stored."""
     holder = await slot_is_taken(running, backend)
-    alone = begin(running, call(1, id="own"), headers={"Forebay-Batch": "off"})
-    await backend.has_received(1)
-    assert backend.requests[0]["id"] == "own"
-    assert not [name for name in sent(backend)[0] if name.startswith("forebay")]
+    alone = [begin(running, call(n, id=f"{n}"), headers={"Forebay-Batch": "off"}) for n in (1, 2, 3)]
+    joined = [begin(running, call(n)) for n in (4, 5)]
+    await backend.has_received(1)  # a full batch may queue one deeper
+    await running.queued(4)
     backend.gate.set()
     await holder
-    assert data((await alone).body) == answer(1)
-    assert (await ask(running, call(1))).cache.startswith("Forebay; hit")
+    assert [data((await caller).body) for caller in (*alone, *joined)] == [answer(n) for n in (1, 2, 3, 4, 5)]
+    assert sorted(backend.batch_sizes) == [1, 1, 1, 2]
+    assert {request["id"] for request in backend.requests} >= {"1", "2", "3"}
+    assert not [name for fields in sent(backend) for name in fields if name.startswith("forebay")]
+    assert (await ask(running, call(1, 2, 3, 4, 5))).cache.startswith("Forebay; hit")
 
 
 ROUTES = """
@@ -583,6 +586,8 @@ async def test_only_the_missing_rows_travel(running: Running, backend: ModelServ
         for result in ("memory_hit", "miss", "coalesced")
     }
     assert counted == {"memory_hit": 6, "miss": 4, "coalesced": 0}
+    assert scrape.total("forebay_cache_stores_total", result="stored") == 4
+    assert scrape.total("forebay_cache_saved_upstream_seconds_total") > 0
 
 
 async def test_equal_rows_of_one_call_travel_once(running: Running, backend: ModelServer) -> None:
@@ -597,6 +602,26 @@ async def test_equal_rows_whose_answer_may_not_be_stored_are_answered(running: R
     backend.answer_headers = {"Cache-Control": "no-store"}
     said = await ask(running, call(5, 6, 5))
     assert (said.status, data(said.body)) == (200, answer(5, 6, 5))
+    assert backend.batch_sizes == [2]
+
+
+async def test_what_may_not_be_stored_is_joined_all_the_same(running: Running, backend: ModelServer) -> None:
+    """Callers that ride together each get their part of an answer that nobody may keep, and it is computed once."""
+    backend.answer_headers = {"Cache-Control": "no-store", "Set-Cookie": "session=1"}
+    holder = await slot_is_taken(running, backend)
+    callers = [begin(running, call(1, id="a")), begin(running, call(2, 3, id="b"))]
+    await running.queued(3)
+    backend.gate.set()
+    await holder
+    one, two = [await caller for caller in callers]
+    assert [(said.body["id"], data(said.body)) for said in (one, two)] == [("a", answer(1)), ("b", answer(2, 3))]
+    assert backend.batch_sizes == [3]
+    for said in (one, two):
+        assert said.cache == "Forebay; fwd=miss; detail=first_seen"
+        assert "Set-Cookie" not in said.headers  # it was said to neither of them
+    assert len(running.sidecar.tiers.memory) == 0
+    scrape = await running.scrape()
+    assert scrape.total("forebay_cache_stores_total", result="no_store") == 4
 
 
 async def test_rows_under_way_for_others_are_not_sent_again(running: Running, backend: ModelServer) -> None:

@@ -288,7 +288,7 @@ async def test_a_mistake_in_a_variable_names_the_variable(tmp_path: Path) -> Non
 
 
 async def test_health_is_a_probe(backend: ModelServer) -> None:
-    """A container's probe needs no curl: 0 when traffic may come, 1 and a line of why when not, or when nobody answers."""
+    """A container's probe needs no curl: exit 0 when traffic may come, else 1 and a line of why."""
     async with forebay_process(backend.url) as process:
         await process.ready()
         assert await forebay("health", "--admin", process.admin) == Ended(0, ["ready"], [])

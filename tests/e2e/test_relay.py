@@ -142,9 +142,13 @@ async def test_status_and_reason_are_the_backends(line: bytes, status: int, reas
         (b"HEAD /", b"200 OK\r\nContent-Length: 12345\r\n\r\n", ((b"Content-Length", b"12345"),)),
         (b"HEAD /", b"200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", ()),
         (b"GET /", b"204 No Content\r\nX-A: b\r\n\r\n", ((b"X-A", b"b"),)),
-        (b"GET /", b'304 Not Modified\r\nETag: "x"\r\nContent-Length: 9\r\n\r\n', ((b"ETag", b'"x"'), (b"Content-Length", b"9"))),
+        (
+            b"GET /",
+            b"304 Not Modified\r\nETag: e\r\nContent-Length: 9\r\n\r\n",
+            ((b"ETag", b"e"), (b"Content-Length", b"9")),
+        ),
     ],
-)  # fmt: skip
+)
 async def test_an_answer_without_body_has_none_and_the_connection_goes_on(
     request_line: bytes, raw: bytes, fields: tuple[tuple[bytes, bytes], ...]
 ) -> None:

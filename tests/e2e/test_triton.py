@@ -178,6 +178,26 @@ async def test_an_answer_is_the_same_first_and_repeated(
     assert scrape.total("forebay_requests_total", model=model, outcome="hit") == hits
 
 
+async def test_what_the_client_says_beside_its_rows(running: Running, triton: Triton, threads: Threads) -> None:
+    """Deadlines and priorities do not change an answer and share it; the model's own parameters, a version do not."""
+    asked = {"X": new_rows(2)}
+    answers = []
+    for said, outcome in (
+        ({"timeout": 10_000_000}, "miss"),
+        ({"timeout": 20_000_000, "priority": 1}, "hit"),
+        ({}, "hit"),
+        ({"parameters": {"temperature": 1}}, "miss"),
+        ({"parameters": {"temperature": "1"}}, "miss"),
+        ({"model_version": "1"}, "miss"),
+        ({"headers": {"X-Experiment": "b"}}, "miss"),
+        ({"query_params": {"verbose": 1}}, "miss"),
+    ):
+        before = (await running.scrape()).total("forebay_requests_total", outcome=outcome)
+        answers.append(await threads(infer, running.url, "rows", asked, **said))
+        assert (await running.scrape()).total("forebay_requests_total", outcome=outcome) == before + 1, said
+        assert answers[-1] == await threads(infer, triton.url, "rows", asked, **said)
+
+
 async def test_joined_callers_each_get_their_own(running: Running, triton: Triton, threads: Threads) -> None:
     """Two dozen threads at once: few requests reach Triton, and each thread reads its own rows and its own id."""
     asked = [new_rows(1 + number % 3) for number in range(CALLERS)]

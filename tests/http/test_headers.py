@@ -40,7 +40,7 @@ def test_a_request_crosses_with_its_end_to_end_fields_in_order() -> None:
 def test_a_recognised_call_asks_for_no_content_coding() -> None:
     """An answer that several callers may get is one that all of them can read."""
     crossed = fields.to_backend(REQUEST, host=b"b", identity=True)
-    assert fields.get_all(crossed, b"accept-encoding") == (b"identity",)
+    assert [value for name, value in crossed if name.lower() == b"accept-encoding"] == [b"identity"]
 
 
 @pytest.mark.parametrize("name", sorted(fields.HOP_BY_HOP))
@@ -74,6 +74,4 @@ def test_a_value_is_found_under_any_spelling() -> None:
     """Reading a field does not depend on who spelled it."""
     message: Headers = ((b"X-One", b"1"), (b"x-one", b"2"))
     assert fields.get(message, b"X-ONE") == b"1"
-    assert fields.get_all(message, b"X-ONE") == (b"1", b"2")
     assert fields.get(message, b"x-two") is None
-    assert fields.get_all(message, b"x-two") == ()

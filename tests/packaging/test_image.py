@@ -33,7 +33,11 @@ class Container(ForebayProcess):
     """A started image."""
 
     def __init__(
-        self, image: Image, environment: dict[str, str], process: asyncio.subprocess.Process, session: aiohttp.ClientSession
+        self,
+        image: Image,
+        environment: dict[str, str],
+        process: asyncio.subprocess.Process,
+        session: aiohttp.ClientSession,
     ) -> None:
         super().__init__(process, session)
         self._image = image

@@ -207,9 +207,7 @@ def test_pre_stop_has_the_time_it_needs(tmp_path: Path) -> None:
     (pause,) = map(float, re.findall(r"^ +sleep ([\d.]+)$", script, re.MULTILINE))
     drain = settings(tmp_path).drain_timeout
     assert drain < tries * pause
-    (exiting,) = (
-        int(word.partition("=")[2]) for word in model()["args"] if word.startswith("--exit-timeout-secs=")
-    )
+    (exiting,) = (int(word.partition("=")[2]) for word in model()["args"] if word.startswith("--exit-timeout-secs="))
     assert pod()["terminationGracePeriodSeconds"] >= first + tries * pause + exiting
     assert pod()["terminationGracePeriodSeconds"] > drain
 

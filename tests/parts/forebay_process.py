@@ -23,7 +23,7 @@ _LISTENING = re.compile(r"listening on http://(\S+), admin on http://([^\s,]+)")
 
 
 def environment(**more: str) -> dict[str, str]:
-    """This process's own, without what would configure a Forebay."""
+    """The variables of this process, without those that would configure a Forebay."""
     return {name: value for name, value in os.environ.items() if not name.startswith("FOREBAY_")} | more
 
 
@@ -81,7 +81,7 @@ class ForebayProcess:
     async def until(self, path: str, right: Callable[[int, str], bool]) -> None:
         """Ask the admin listener until its answer is as it should be."""
         async with asyncio.timeout(PATIENCE):
-            while not right(*await self.asked(path)):
+            while not right(*await self.asked(path)):  # noqa: ASYNC110  # another process has no event to wait for
                 await asyncio.sleep(_POLL)
 
     async def ready(self) -> None:

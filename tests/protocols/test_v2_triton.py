@@ -103,12 +103,9 @@ def test_facts_come_from_the_models_own_config(triton: Triton) -> None:
             "sequence": Facts(rows=False, max_batch_size=32, instances=1),
             "ensemble": Facts(rows=False, max_batch_size=32, instances=1),
         }
-        index = triton.request("POST", v2_metadata.index_path).body
-        assert sorted(v2_metadata.listed(index)) == sorted(triton.models())
         assert v2_metadata.versions(triton.request("GET", v2_metadata.metadata_path("rows")).body) == ("1",)
     finally:
         triton.remove("dynamic")
-    assert "dynamic" not in v2_metadata.listed(triton.request("POST", v2_metadata.index_path).body)
     assert v2_metadata.model_facts(triton.request("GET", v2_metadata.config_path("nosuch")).body) == v2_metadata.UNKNOWN
     assert v2_metadata.counters(triton.request("GET", v2_metadata.stats_path("nosuch")).body) is None
 
