@@ -26,10 +26,11 @@ endif
 test: .venv/test triton  ## run all tests (ARGS='-k config -x' picks and stops)
 	$(BIN)/python -m pytest $(ARGS)
 
-lint: .venv/test  ## ruff and mypy, as CI runs them
+lint: .venv/test  ## ruff, mypy and hadolint, as CI runs them
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/hadolint Dockerfile
 
 docs: .venv/demo  ## write again what is made from the code
 	$(BIN)/python -m proxy.config_docs

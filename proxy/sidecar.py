@@ -8,11 +8,13 @@ listener closes last, so that whoever watches sees the end. `POST /drain` does t
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import json
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -226,6 +228,7 @@ async def serve(settings: Settings) -> int:
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
     async with Sidecar(settings) as sidecar:
+        _spare_the_collector()
         log.info(
             "Forebay %s: listening on http://%s, admin on http://%s, before %s",
             __version__,
@@ -244,6 +247,17 @@ async def serve(settings: Settings) -> int:
             return 0
         log.error("drain_timeout of %g s was not enough: requests were cut off", settings.drain_timeout)
         return FORCED
+
+
+def _spare_the_collector() -> None:
+    """Let the cycle collector pass over what start-up made, and come a fourteenth as often.
+
+    Nearly all that a request leaves behind is freed by its reference count; at Python's default of 700 objects
+    the collector took a tenth of the time of a joined call all the same, for 32 of them are alive at once.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
 
 
 def run(settings: Settings) -> int:

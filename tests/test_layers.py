@@ -35,6 +35,7 @@ RANKS = {
             "sidecar",
             "measure",
             "demo",
+            "completion",
             "cli",
             "__main__",
         )

@@ -36,6 +36,8 @@ class LookUp(StrEnum):
     TIMEOUT = "timeout"
     SKIPPED = "skipped"  # not asked: the store was down
 
+    __hash__ = str.__hash__  # Enum's own is a Python function, and every look-up asks
+
 
 class LookUpObserver(Protocol):
     def lookup(self, seconds: float, result: LookUp) -> None:

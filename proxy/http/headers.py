@@ -35,6 +35,7 @@ FRAMING: Final = frozenset({b"connection", b"content-length", b"keep-alive", b"t
 
 _OURS: Final = b"forebay-"
 _NOT_TO_BACKEND: Final = HOP_BY_HOP | FRAMING | {b"expect", b"host"}
+_NOT_WITH_IDENTITY: Final = _NOT_TO_BACKEND | {b"accept-encoding"}
 
 
 def to_backend(headers: Headers, *, host: bytes, identity: bool) -> Headers:
@@ -43,9 +44,9 @@ def to_backend(headers: Headers, *, host: bytes, identity: bool) -> Headers:
     host: the backend's own, in place of ours.
     identity: ask for an answer without content coding, whatever the caller would take.
     """
-    dropped = _NOT_TO_BACKEND | _listed(headers)
-    if identity:
-        dropped |= {b"accept-encoding"}
+    dropped = _NOT_WITH_IDENTITY if identity else _NOT_TO_BACKEND
+    if listed := _listed(headers):
+        dropped |= listed
     kept = [field for field in headers if (name := field[0].lower()) not in dropped and not name.startswith(_OURS)]
     if identity:
         kept.append((b"Accept-Encoding", b"identity"))
@@ -54,22 +55,25 @@ def to_backend(headers: Headers, *, host: bytes, identity: bool) -> Headers:
 
 def to_client(headers: Headers) -> Headers:
     """The fields of an answer that the client gets; `Content-Length` stays, a HEAD or a 304 needs it."""
-    dropped = HOP_BY_HOP | (_listed(headers) - {b"content-length"})
-    return tuple(field for field in headers if field[0].lower() not in dropped)
+    dropped = HOP_BY_HOP
+    if listed := _listed(headers):
+        dropped |= listed - {b"content-length"}
+    return tuple([field for field in headers if field[0].lower() not in dropped])
 
 
 def get(headers: Headers, name: bytes) -> bytes | None:
     """The first value of a field, or None."""
     name = name.lower()
+    size = len(name)
     for field, value in headers:
-        if field.lower() == name:
+        if len(field) == size and field.lower() == name:
             return value
     return None
 
 
 def _listed(headers: Iterable[tuple[bytes, bytes]]) -> frozenset[bytes]:
     """What `Connection` names as this connection's own, in lower case."""
-    values = [value for name, value in headers if name.lower() == b"connection"]
+    values = [value for name, value in headers if len(name) == 10 and name.lower() == b"connection"]
     if not values:
         return frozenset()
     return frozenset(option.strip().lower() for value in values for option in value.split(b","))

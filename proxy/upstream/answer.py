@@ -97,6 +97,9 @@ class Answer:
         timeline.upstream_headers = time.monotonic()
         if message.code == 101:
             raise UpstreamError(Failure.RESET, f"{self._target} switched protocols without being asked to")
+        coding = message.headers.get("Transfer-Encoding")
+        if coding is not None and coding.lower() != "chunked":  # the body would go on coded, and no field would say so
+            raise UpstreamError(Failure.RESET, f"{self._target} sent a Transfer-Encoding that it was not asked for")
         self._payload = payload
         payload.on_eof(lambda: setattr(timeline, "upstream_end", time.monotonic()))
         self.status = message.code

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping
 
 import pytest
+import uvloop
 
 from tests.parts.forebay import Running, forebay
 from tests.parts.model_backend import ModelServer, model_server
@@ -22,3 +24,8 @@ async def running(backend: ModelServer) -> AsyncIterator[Running]:
     async with forebay(backend.url) as sidecar:
         await sidecar.knows("double")
         yield sidecar
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """On the loop that Forebay runs on."""
+    return {"uvloop": uvloop.new_event_loop}

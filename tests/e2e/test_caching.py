@@ -176,6 +176,30 @@ async def test_what_was_stored_together_does_not_expire_together(running: Runnin
     assert 1.03 * TTL < max(ttls) <= 1.1 * TTL
 
 
+async def test_a_route_has_its_own_lifetime(with_config: Callable[[str], Any]) -> None:
+    """`ttl` of the route that a call belongs to is how long its answer is kept."""
+    async with with_config(
+        "cache: {ttl: 10s}\nroutes: [{id: b, match: {path: '*/1/infer'}, cache: {ttl: 1m}}]"
+    ) as running:
+        await running.knows("double")
+        for path, ttl in ((INFER, 10), ("/v2/models/double/versions/1/infer", 60)):
+            await ask(running, call(1), path=path)
+            assert 0.9 * ttl - 1 <= (await ask(running, call(1), path=path)).ttl <= 1.1 * ttl
+
+
+async def test_an_answer_of_unknown_weights_is_kept_a_minute_at_most(with_config: Callable[[str], Any]) -> None:
+    """Where the backend says nothing of its model's identity, and the operator does not, lifetimes are short."""
+    path = "/v2/models/double-2/infer"  # not listed
+    async with with_config("") as running:
+        await running.knows("double-2")
+        await ask(running, call(1), path=path)
+        assert (await ask(running, call(1), path=path)).ttl <= 60
+    async with with_config("routes: [{id: known, match: {path: '*'}, model: {revision: '7'}}]") as running:
+        await running.knows("double-2")
+        await ask(running, call(1), path=path)
+        assert (await ask(running, call(1), path=path)).ttl > 0.9 * TTL - 1
+
+
 @pytest.mark.parametrize(
     ("said", "seconds"),
     [
@@ -224,7 +248,8 @@ async def test_errors_are_never_stored(running: Running, backend: ModelServer, f
     """A call that failed is asked again the next time, however often it failed before."""
     for count in (1, 2):
         said = await ask(running, call(fault, id=f"try {count}"))
-        assert said.cache.startswith("Forebay; fwd=miss; detail=")
+        known_not_to_be_kept = fault is Fault.GARBAGE and count == 2  # a success; an error says nothing of the next try
+        assert said.cache == f"Forebay; fwd=miss; detail={'no_store' if known_not_to_be_kept else 'first_seen'}"
         if fault is Fault.REFUSE:
             assert said.body == {"error": f"[request id: try {count}] poisoned row"}
         assert len(backend.requests) == count
@@ -637,6 +662,25 @@ async def test_rows_under_way_for_others_are_not_sent_again(running: Running, ba
     assert [request["inputs"][0]["data"] for request in backend.requests] == [rows(1, 2), rows(3)]
 
 
+async def test_rows_that_were_answered_in_different_ways_are_not_mixed(running: Running, backend: ModelServer) -> None:
+    """Answers that do not fit together, here of two versions, never make one: the backend is asked for all of it."""
+    await ask(running, call(1))
+    backend.version = "2"  # which no poll has seen yet
+    said = await ask(running, call(1, 2))
+    assert said.cache == "Forebay; fwd=miss; detail=misfit"
+    assert (data(said.body), said.body["model_version"]) == (answer(1, 2), "2")
+    backend.requests.clear()
+    said = await ask(running, call(1, 2))
+    assert said.cache == "Forebay; fwd=miss; stored; detail=misfit"
+    assert (data(said.body), said.body["model_version"]) == (answer(1, 2), "2")
+    assert backend.batch_sizes == [2]
+    said = await ask(running, call(2, 1))
+    assert said.cache.startswith("Forebay; hit")
+    assert said.body["model_version"] == "2"
+    scrape = await running.scrape()
+    assert scrape.total("forebay_decisions_total", reason="misfit") == 2
+
+
 async def test_the_callers_form_is_kept(running: Running) -> None:
     """Flat or nested data, with an id of any spelling or none: hits and misses answer alike."""
     nested = {"inputs": [call(1, 2)["inputs"][0] | {"data": [[1, 1], [2, 4]]}], "id": 'a "quoted" \u20ac'}
@@ -826,6 +870,9 @@ async def test_an_uncacheable_answer_never_reaches_a_follower(running: Running, 
     assert [first.body["id"], second.body["id"]] == ["leader", "follower"]
     assert [request["id"] for request in backend.requests] == ["leader", "follower"]
     assert second.cache == "Forebay; fwd=miss; detail=first_seen"
+    scrape = await running.scrape()
+    assert scrape.total("forebay_requests_total", outcome="miss") == 2
+    assert scrape.total("forebay_requests_total", outcome="coalesced") == 0
 
 
 async def test_uncacheable_items_do_not_queue_behind_each_other(clock: Clock) -> None:

@@ -10,7 +10,9 @@ import shlex
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
-KNOWN = frozenset("FROM WORKDIR COPY RUN LABEL ENV USER EXPOSE HEALTHCHECK ENTRYPOINT CMD".split())
+KNOWN = frozenset(
+    ("FROM", "WORKDIR", "COPY", "RUN", "LABEL", "ENV", "USER", "EXPOSE", "HEALTHCHECK", "ENTRYPOINT", "CMD")
+)
 
 
 @dataclass(frozen=True, slots=True)

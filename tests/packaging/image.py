@@ -71,7 +71,7 @@ class Image:
         self._at = "/"
         self.root.mkdir(mode=0o755)
         shutil.rmtree(self._base, ignore_errors=True)
-        shutil.copytree(self._fresh, self._base, symlinks=True)
+        _link(self._fresh, self._base)
         self._environment = {"PATH": f"{self._base / 'bin'}:/usr/bin:/bin"}
 
     def _take(self, step: Step) -> None:
@@ -101,7 +101,7 @@ class Image:
         target = self.path(to)
         for source in sources:
             if stage := step.flags.get("from"):
-                shutil.copytree(self.built[stage] / source.lstrip("/"), target, symlinks=True)
+                _link(self.built[stage] / source.lstrip("/"), target)
                 continue
             for path in sent():
                 if path == source or path.startswith(f"{source.rstrip('/')}/"):
@@ -115,7 +115,7 @@ class Image:
 
     @staticmethod
     def _pip() -> dict[str, str]:
-        """This machine's own way to packages, whatever it is."""
+        """The machine's own way to packages, whatever it is."""
         return {
             name: value
             for name, value in os.environ.items()
@@ -147,6 +147,11 @@ class Image:
 
     def __repr__(self) -> str:
         return f"<Image {self.root} from {self.stage.base}>"
+
+
+def _link(source: Path, target: Path) -> None:
+    """A copy of a folder that costs no room: no step changes a file that is there already."""
+    shutil.copytree(source, target, symlinks=True, copy_function=os.link)
 
 
 def _command(step: Step) -> list[str]:

@@ -1,8 +1,9 @@
-"""Promises of the container image, as far as they can be tried without Docker: tests/packaging/image.py says how far."""
+"""Promises of the container image, as far as they can be tried without Docker: image.py says how far."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 import socket
@@ -81,6 +82,12 @@ async def started(image: Image, upstream: str) -> AsyncIterator[Container]:
             await container.close()
 
 
+def status(pid: int) -> dict[str, list[str]]:
+    """What the kernel says of a process."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    return {name: value.split() for name, _, value in (line.partition(":") for line in lines)}
+
+
 def files(image: Image) -> dict[str, float]:
     return {str(path): path.lstat().st_mtime for path in image.root.rglob("*")}
 
@@ -138,8 +145,7 @@ async def test_it_needs_no_root_no_capability_and_no_file_to_write(image: Image)
     before = files(image)
     async with model_server() as model, started(image, model.url) as container:
         await container.ready()
-        status = Path(f"/proc/{container.pid}/status").read_text().splitlines()
-        facts = {name: value.split() for name, _, value in (line.partition(":") for line in status)}
+        facts = status(container.pid)
         uid, gid = image.user.split(":")
         assert facts["Uid"] == [uid] * 4
         assert facts["Gid"] == [gid] * 4
@@ -148,7 +154,9 @@ async def test_it_needs_no_root_no_capability_and_no_file_to_write(image: Image)
             code, said = await container.run("touch", f"{place}/written")
             assert code != 0, place
             assert "Read-only file system" in said, place
-        async with container.session.post(f"{container.url}/x", data=b"x" * (8 << 20)) as answer:  # above limits.parse
+        async with container.session.post(
+            f"{container.url}/x", data=io.BytesIO(b"x" * (8 << 20))
+        ) as answer:  # above limits.parse
             assert answer.status == 200
         assert (await container.run(*image.healthcheck))[0] == 0
     assert files(image) == before

@@ -23,7 +23,7 @@ from proxy.config_rules import host_port
 from tests.packaging.dockerfile import parse
 from tests.parts.availability import missing
 from tests.parts.forebay_process import PATIENCE, ForebayProcess, forebay_process
-from tests.parts.model_backend import ModelServer, model_server
+from tests.parts.model_backend import model_server
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy/kubernetes"
@@ -63,7 +63,7 @@ def probes(container: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def settings(tmp_path: Path) -> Settings:
-    """What the sidecar runs with: its arguments, its variables (those of a Secret with a value), the ConfigMap's file."""
+    """What the sidecar runs with: arguments, variables (with values for those of the Secret), the ConfigMap's file."""
     file = tmp_path / "forebay.yaml"
     file.write_text(manifest("ConfigMap")["data"]["forebay.yaml"])
     options = parser().parse_args(sidecar()["args"])

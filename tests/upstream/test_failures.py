@@ -119,6 +119,10 @@ NOT_HTTP = "sent what is not HTTP/1.1"
         (b"HTTP/1.1 200 OK\r\nX: \0secret\r\n\r\n", NOT_HTTP),
         (b"HTTP/1.1 200 OK\r\nLarge: " + b"secret" * 50_000 + b"\r\n\r\n", "sent a head above the limits"),
         (b"HTTP/1.1 200 OK\r\n" + b"X: secret\r\n" * 2000 + b"\r\n", NOT_HTTP),
+        (
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n",
+            "sent a Transfer-Encoding that it was not asked for",
+        ),
     ],
 )
 async def test_no_whole_head_is_a_reset(sent: bytes, cause: str, end: str) -> None:
