@@ -1,8 +1,8 @@
 """Forebay: a reverse-proxy sidecar that caches, coalesces and batches inference calls.
 
 Imports go down only (tests/test_layers.py parses them): settings, terms → http, protocols, caching,
-batching → telemetry → upstream → routing, cache_status → relay, dispatch → pipeline → config →
-server, admin → measure → demo → cli. Read `pipeline.py` first: the life of a call on one screen.
+batching → telemetry → upstream → routing, cache_status → relay, dispatch → filling → readings →
+pipeline → config → admin → sidecar → measure → demo → cli. Read `pipeline.py` first: the life of a call on one screen.
 Pure files know no clock, loop or socket; drivers that do are thin. docs/architecture.md is the map.
 """
 

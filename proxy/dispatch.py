@@ -192,14 +192,14 @@ class Dispatcher:
         if len(jobs) > 1 or not (jobs[0].singly or jobs[0].part.whole):
             return await self._together(jobs, batch.items, slot)
         try:
-            done = await self.alone(jobs[0])
+            done = await self.alone(jobs[0], slot)
         except UpstreamError as error:
             slot.release(ok=False)
             return [error]
         slot.release(ok=done.status < 300)
         return [done]
 
-    async def alone(self, job: Job) -> Done:
+    async def alone(self, job: Job, slot: Slot | None = None) -> Done:
         """The whole call with the caller's own bytes. Raises UpstreamError."""
         job.timeline.dispatched = started = self._now()
         call = job.part.call
@@ -212,6 +212,8 @@ class Dispatcher:
             if whole:
                 exchange = Exchange(answer.status, answer.reason, answer.headers, b"".join(pieces))
             else:
+                if slot is not None:  # the model is done with it; how fast the caller reads is its own affair
+                    slot.release(ok=answer.status < 300)
                 await job.stream(answer, pieces)
         if answer.status < 300:
             self._answered(job.model, started)

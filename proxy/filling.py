@@ -4,6 +4,7 @@ Invariants
     A fill settles or fails every flight it was given, on every exit: nobody waits for a task that is gone.
     A fill whose callers have all left is withdrawn if it still waits in a window; once dispatched it has
     `finish_abandoned` left, so that a client that timed out and retries finds its answer.
+    At most `ABANDONED` fills go on for nobody; beyond that the longest abandoned ends.
     What may not be stored is not shared either: the flight's followers try for themselves.
 
 Knows nothing of clients' connections and of how answers are assembled.
@@ -35,6 +36,9 @@ from proxy.terms import Fingerprint, Identity, Model, Reason
 from proxy.upstream.connections import UpstreamError
 
 log = logging.getLogger("forebay.fill")
+
+
+ABANDONED: Final = 256
 
 
 class Unshared(Exception):
@@ -86,7 +90,6 @@ class Fill:
     stored: bool = False
     ticket: Ticket[Done | AskAlone] | None = None
     task: asyncio.Task[None] | None = None
-    fleet: Fleet | None = None
     grace: asyncio.TimerHandle | None = None
 
     def __repr__(self) -> str:
@@ -116,6 +119,7 @@ class Filler:
         self._unix_time = unix_time
         self._jitter = jitter
         self._fills: set[Fill] = set()
+        self._for_nobody: dict[Fill, None] = {}  # the longest abandoned first
 
     async def send(self, job: Job, plan: Plan, fill: Fill | None = None) -> Done:
         """The answer to one part. Joinable items take a slot, in company or alone; what never joins takes none.
@@ -167,7 +171,7 @@ class Filler:
             for flight, entry in zip(flights, entries.of_items, strict=True):
                 flight.settle(entry)
 
-        fill.fleet = Fleet(flights, lambda: self._abandoned(fill))
+        Fleet(flights, lambda: self._abandoned(fill))  # the flights hold it; the fill too would be a cycle
         fill.task = asyncio.create_task(run())
         fill.task.add_done_callback(lambda task: self._ended(fill, task))
         self._fills.add(fill)
@@ -176,6 +180,7 @@ class Filler:
     def _ended(self, fill: Fill, task: asyncio.Task[None]) -> None:
         """Whatever the end was, nobody is left waiting. A callback, for a task may end before it began."""
         self._fills.discard(fill)
+        self._for_nobody.pop(fill, None)
         fill.body.release()
         if fill.grace is not None:
             fill.grace.cancel()
@@ -230,14 +235,17 @@ class Filler:
                 flight.drop()  # now, not when the task has ended: whoever asks next must lead anew
         elif fill.grace is None and not fill.task.done():
             fill.grace = asyncio.get_running_loop().call_later(fill.patience, self._give_up, fill)
+            self._for_nobody[fill] = None
+            if len(self._for_nobody) > ABANDONED:
+                self._give_up(next(iter(self._for_nobody)))
 
-    @staticmethod
-    def _give_up(fill: Fill) -> None:
+    def _give_up(self, fill: Fill) -> None:
         """Its time is over, counted from when it was first abandoned; whoever waits again by now asks alone.
 
         Else one that hangs would hold its item, and a slot, for as long as anybody retries.
         """
         assert fill.task is not None
+        self._for_nobody.pop(fill, None)
         fill.task.cancel()
 
     async def aclose(self) -> None:

@@ -38,7 +38,7 @@ def test_the_same_bytes_are_not_read_twice() -> None:
     """Who asks again in the same bytes gets what was understood the first time."""
     readings, understood = Readings(), reading()
     readings.keep("POST", PATH, FIELDS, b"body", understood)
-    assert readings.of("POST", PATH, FIELDS, bytearray(b"body").__bytes__(), MODEL) is understood
+    assert readings.of("POST", PATH, FIELDS, bytes(bytearray(b"body")), MODEL) is understood
     assert repr(readings) == "<Readings 1 young, 0 old>"
 
 

@@ -128,8 +128,9 @@ class Flight(Generic[R]):
         if self._table is not None:
             del self._table[self.fingerprint.address]
         callers, self._callers = self._callers, {}
-        if self._fleet is not None:
-            self._fleet.arrived(len(callers))
+        fleet, self._fleet = self._fleet, None  # or flights, fleet and fill would hold each other
+        if fleet is not None:
+            fleet.arrived(len(callers))
         for caller in callers:
             caller.arrived()
 

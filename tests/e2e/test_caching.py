@@ -507,8 +507,9 @@ async def test_a_caller_may_ride_alone(running: Running, backend: ModelServer) -
     """`Forebay-Batch: off`: nobody's rows travel with it, the backend reads its own body, and its answer is stored."""
     holder = await slot_is_taken(running, backend)
     alone = [begin(running, call(n, id=f"{n}"), headers={"Forebay-Batch": "off"}) for n in (1, 2, 3)]
-    joined = [begin(running, call(n)) for n in (4, 5)]
     await backend.has_received(1)  # a full batch may queue one deeper
+    await running.queued(2)
+    joined = [begin(running, call(n)) for n in (4, 5)]
     await running.queued(4)
     backend.gate.set()
     await holder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
@@ -78,3 +79,19 @@ async def test_a_status_that_is_not_200_stays_what_it_is(running: Running, backe
         status, body, _ = await running.infer("double", call(1))
         assert (status, data(body)) == (203, answer(1))
     assert len(backend.requests) == 2
+
+
+async def test_a_caller_that_reads_slowly_holds_no_slot(small: Running, backend: ModelServer) -> None:
+    """While one caller takes its time over a large answer, the model's only slot serves the others."""
+    backend.padding = 40_000_000
+    host, port = small.sidecar.data_address.rsplit(":", 1)
+    reader, writer = await asyncio.open_connection(host, int(port), limit=1)
+    body = json.dumps(call(1)).encode()
+    writer.write(
+        b"POST /v2/models/double/infer HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+    )
+    assert await reader.readexactly(15) == b"HTTP/1.1 200 OK"
+    backend.padding = 0
+    status, other, _ = await small.infer("double", call(2))
+    assert (status, data(other)) == (200, answer(2))
+    writer.close()
