@@ -24,6 +24,6 @@ RUN forebay check /etc/forebay/forebay.yaml \
  && python -c "import proxy.sidecar"
 USER 65532:65532
 EXPOSE 8080 9901
-HEALTHCHECK --interval=5s --timeout=5s --start-period=10s CMD ["forebay", "health"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10s CMD ["forebay", "health"]
 ENTRYPOINT ["forebay"]
 CMD ["serve", "--config", "/etc/forebay/forebay.yaml"]

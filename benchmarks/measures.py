@@ -69,12 +69,15 @@ def hits_and_passing(seconds: int) -> Iterator[Setting]:
         for forebay in (hit, passing):
             processes.knows(forebay, ECHO, CALL)
 
-        def contender(name: str, server: Running, path: str, callers: int) -> Contender:
-            return Contender(name, load.Load(server.url + path, CALL, callers, seconds), server)
+        def contender(name: str, server: Running, path: str, callers: int, *, ids: bool = False) -> Contender:
+            body = b'{"id":"@",' + CALL[1:] if ids else CALL
+            return Contender(name, load.Load(server.url + path, body, callers, seconds, varied=ids), server)
 
         lines = [
             contender("hit/bare", near, ECHO, 32),
             contender("hit/forebay", hit, ECHO, 32),
+            contender("hit, an id each/bare", near, ECHO, 32, ids=True),
+            contender("hit, an id each/forebay", hit, ECHO, 32, ids=True),
             contender("pass/direct", near, ELSEWHERE, 32),
             contender("pass/forebay", passing, ELSEWHERE, 32),
             contender("pass alone/direct", near, ELSEWHERE, 1),

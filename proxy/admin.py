@@ -28,6 +28,7 @@ class Watched:
     """What the admin listener looks at and may set off.
 
     not_ready: why no traffic should come now, None if it should. in_flight: requests not answered yet.
+    last_call: may a connection that is idle still bring a request that is answered?
     drain: begin to drain; may be called more than once.
     """
 
@@ -35,6 +36,7 @@ class Watched:
     not_ready: Callable[[], str | None]
     draining: Callable[[], bool]
     in_flight: Callable[[], int]
+    last_call: Callable[[], bool]
     drain: Callable[[], None]
     config: Callable[[], Mapping[str, Any]]
 
@@ -80,11 +82,13 @@ class Admin:
         return web.Response(text="ready\n") if why_not is None else web.Response(status=503, text=f"{why_not}\n")
 
     async def drained(self, _: web.Request) -> web.Response:
-        """Draining has begun and nothing is in flight any more."""
+        """Draining has begun, nothing is in flight any more, and nothing more can come."""
         if not self._watched.draining():
             return web.Response(status=503, text="not draining\n")
         if count := self._watched.in_flight():
             return web.Response(status=503, text=f"{count} in flight\n")
+        if self._watched.last_call():
+            return web.Response(status=503, text="idle connections may still bring a request\n")
         return web.Response(text="drained\n")
 
     async def config(self, _: web.Request) -> web.Response:

@@ -1,5 +1,8 @@
 """Pass-through: a request goes to the backend and its answer comes back, as bytes, as they come.
 
+A request for another protocol (WebSocket, say) goes with what it asks for; if the backend agrees, both connections are
+joined and pass each other's bytes until they end. If it does not, its answer is an answer as any other.
+
 Invariants
     The answer's head is sent when it comes; bodies stream both ways with back-pressure.
     A backend that dies within a body ends the client's connection: a truncation never looks like an end.
@@ -15,11 +18,13 @@ from typing import Final
 from aiohttp import web
 
 from proxy.http.body import Body
-from proxy.http.headers import to_backend
+from proxy.http.headers import switching, to_backend
 from proxy.http.refusal import Refused
 from proxy.http.reply import StreamReply
+from proxy.http.tunnel import Tunnel
+from proxy.http.upgrade import Switched, protocols
 from proxy.terms import Failure, Headers, Outcome, Timeline
-from proxy.upstream.connections import Connections, UpstreamError
+from proxy.upstream.connections import Answer, Connections, UpstreamError
 
 IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})  # RFC 9110, 9.2.2
 
@@ -41,6 +46,9 @@ class Relay:
         """
         reply: StreamReply | None = None
         headers = to_backend(request.raw_headers, host=self._connections.host, identity=False)
+        asked = protocols(request)
+        if asked:
+            headers += switching(asked)
         try:
             async with self._connections.open(
                 request.method,
@@ -49,8 +57,11 @@ class Relay:
                 body.data if body.complete else body,
                 length=body.length,
                 retriable=retriable or request.method in IDEMPOTENT,
+                switch=bool(asked),
                 timeline=timeline,
             ) as answer:
+                if answer.status == 101:
+                    return await self._join(request, answer)
                 reply = StreamReply(answer.status, answer.headers + added, answer.reason)
                 await reply.prepare(request)
                 async for piece in answer.chunks():
@@ -63,6 +74,17 @@ class Relay:
             return reply, Outcome.TIMEOUT if late else Outcome.TRUNCATED
         await reply.write_eof()
         return reply, Outcome.UPSTREAM_ERROR if reply.status >= 500 else None
+
+    async def _join(self, request: web.BaseRequest, answer: Answer) -> tuple[web.StreamResponse, Outcome | None]:
+        """Pass bytes both ways until both ways have ended; an outcome if one end broke off."""
+        reply = Switched(answer.headers, answer.reason)
+        backend = answer.take_over()
+        await reply.prepare(request)
+        client = reply.take_over(request)
+        await Tunnel(client, backend).over()
+        if client.vanished:
+            return reply, Outcome.CLIENT_GONE
+        return reply, Outcome.TRUNCATED if backend.vanished else None
 
     def __repr__(self) -> str:
         return f"<Relay to {self._connections!r}>"

@@ -129,6 +129,7 @@ class Sidecar:
             not_ready=self.not_ready,
             draining=lambda: self._draining is not None,
             in_flight=lambda: self.in_flight,
+            last_call=lambda: self._server.last_call,
             drain=self.drain,
             config=self.report,
         )
@@ -207,6 +208,13 @@ class Sidecar:
             "settings": as_dict(self.settings),
             "upstream": {"target": self.connections.target, "not_ready": self.health.not_ready},
             "models": repr(self.models),
+            "process": {
+                "connections": len(self._server.connections),
+                "in_flight": self.in_flight,
+                "flights": len(self.pipeline.flights),
+                "tasks": len(asyncio.all_tasks()),
+                "full_collections": gc.get_stats()[2]["collections"],
+            },
         }
 
     def _refused(self, reason: Reason) -> None:
@@ -227,6 +235,8 @@ async def serve(settings: Settings) -> int:
     """Serve until SIGTERM or SIGINT; the exit code."""
     loop = asyncio.get_running_loop()
     asked = asyncio.Event()
+    for sign in (signal.SIGTERM, signal.SIGINT):  # before anybody can read that it listens
+        loop.add_signal_handler(sign, asked.set)
     async with Sidecar(settings) as sidecar:
         _spare_the_collector()
         log.info(
@@ -236,8 +246,6 @@ async def serve(settings: Settings) -> int:
             sidecar.admin_address,
             sidecar.connections.target,
         )
-        for sign in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(sign, asked.set)
         await asked.wait()
         for sign in (signal.SIGTERM, signal.SIGINT):  # a second one does what it does to any process
             loop.remove_signal_handler(sign)

@@ -21,6 +21,7 @@ class World:
 
     not_ready: str | None = None
     in_flight: int = 0
+    last_call: bool = False
     drains: list[None] = field(default_factory=list)
 
     async def metrics(self) -> bytes:
@@ -31,6 +32,7 @@ class World:
             metrics=self.metrics,
             not_ready=lambda: self.not_ready,
             draining=lambda: bool(self.drains),
+            last_call=lambda: self.last_call,
             in_flight=lambda: self.in_flight,
             drain=lambda: self.drains.append(None),
             config=lambda: {"listen": "127.0.0.1:8080"},
@@ -71,13 +73,15 @@ async def test_liveness_and_startup_do_not_follow_the_backend() -> None:
 
 
 async def test_drained_waits_for_what_is_in_flight() -> None:
-    """`/drained` is 503 until draining has begun and the last request is answered, then 200."""
+    """`/drained` is 503 until draining has begun, the last request is answered and none can follow, then 200."""
     world = World(in_flight=2)
     async with admin(world) as session:
         assert await ask(session, "GET", "/drained") == (503, "not draining\n")
         assert (await ask(session, "POST", "/drain", headers=JSON))[0] == 202
         assert await ask(session, "GET", "/drained") == (503, "2 in flight\n")
-        world.in_flight = 0
+        world.in_flight, world.last_call = 0, True
+        assert await ask(session, "GET", "/drained") == (503, "idle connections may still bring a request\n")
+        world.last_call = False
         assert (await ask(session, "GET", "/drained"))[0] == 200
 
 

@@ -50,7 +50,8 @@ def test_nobody_always_goes_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "at_least", "reached"), [(0.75, True, True), (0.74, True, False), (0.75, False, True), (0.76, False, False)]
+    ("value", "at_least", "reached"),
+    [(0.75, True, True), (0.74, True, False), (0.75, False, True), (0.76, False, False)],
 )
 def test_a_figure_says_whether_it_is_reached(value: float, at_least: bool, reached: bool) -> None:
     """What falls short is said to, in the line itself."""

@@ -141,6 +141,7 @@ async def admin(not_ready: str | None) -> AsyncIterator[str]:
         not_ready=lambda: not_ready,
         draining=lambda: False,
         in_flight=lambda: 0,
+        last_call=lambda: False,
         drain=lambda: None,
         config=dict,
     )

@@ -5,6 +5,8 @@ Invariants
     What is not surely the beginning of a request is never read as one: after a refusal, a chunked body (its
     trailers would become fields of the next head), an upgrade, or an answer given before its upload ended, the
     connection ends.
+    What comes behind a request for another protocol is kept, up to a read buffer, until the connection is taken over
+    (`upgrade.py`) or the request is answered in HTTP.
     At most `limits.head` bytes pass without a head, or a byte of a body, coming of them; so heads, trailers and
     chunk extensions are bounded.
     A client that leaves cancels its handler.
@@ -30,15 +32,21 @@ from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import RequestHandler
 
 from proxy.http import peer
+from proxy.http.backlog import take_all
 from proxy.http.heads import refusal
 from proxy.http.limits import Limits
 from proxy.http.line import Line
 from proxy.http.refusal import Refused, plain
+from proxy.http.tunnel import End
+from proxy.http.upgrade import HeadEnds, may_switch
 from proxy.terms import Reason
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 _LOG: Final = logging.getLogger(__name__)
+
+LAST_CALL: Final = 1.0
+"""Seconds from the beginning of a drain in which an idle connection may still bring a request."""
 
 _READ_BUFFER: Final = 64 * 1024
 """Of a body, up to twice this waits for its handler; then the client is held back."""
@@ -57,7 +65,7 @@ class Request(web.BaseRequest):
 class Connection(Line):
     """Made by an `HttpServer`, one for each accepted socket."""
 
-    __slots__ = ("_fruitless", "_handler", "_limits", "_server", "_upload", "life")
+    __slots__ = ("_fruitless", "_handler", "_head_ends", "_limits", "_server", "_taken", "_upload", "life")
 
     def __init__(self, server: HttpServer, handler: Handler, limits: Limits, keepalive: float) -> None:
         super().__init__(
@@ -76,6 +84,8 @@ class Connection(Line):
         self._limits = limits
         self._upload: StreamReader = EMPTY_PAYLOAD  # the body of the last head parsed
         self._fruitless = 0  # bytes since the last head or byte of a body
+        self._head_ends = HeadEnds()
+        self._taken: End | None = None
         self.life: asyncio.Task[None] | None = None  # a connection is over when this is, not when its socket is
 
     # ── the life of a connection ──────────────────────────────────────────────────────────────────
@@ -93,7 +103,7 @@ class Connection(Line):
         try:
             while not self._force_close:
                 if not self._messages:
-                    if self._server.draining and self._quiet:
+                    if self._server.past_last_call and self._quiet:
                         break
                     self._waiter = loop.create_future()
                     try:
@@ -175,6 +185,8 @@ class Connection(Line):
 
     def data_received(self, data: bytes) -> None:
         if self._deaf or self._force_close:
+            if self.switchable:
+                super().data_received(data)  # kept, and the client held back when it is enough
             return
         limit = self._limits.head
         while self._upload.is_eof() and self._fruitless + len(data) > limit:
@@ -184,17 +196,34 @@ class Connection(Line):
                 self._refuse(Refused(431, Reason.HEAD_TOO_LARGE, "The head of the request is too large."))
                 return
             self._feed(data[:room])
-            if self._deaf:
-                return
             data = data[room:]
+            if self._deaf:
+                self.data_received(data)
+                return
         self._feed(data)
 
     def _feed(self, data: bytes) -> None:
-        """Parse, and queue the requests whose heads are whole."""
+        """Parse, and queue the requests whose heads are whole.
+
+        Where a head may ask for another protocol it is parsed up to its very end: the parser tells what came behind it
+        of WebSocket alone, and loses it of any other.
+        """
+        while self._head_ends.matter(data, begun=self._fruitless) and self._upload.is_eof() and not self._messages:
+            end = self._head_ends.first(data)
+            if not end:
+                break
+            self._parse(data[:end], to_its_end=True)
+            data = data[end:]
+            if self._deaf:
+                self.data_received(data)
+                return
+        self._parse(data)
+
+    def _parse(self, data: bytes, *, to_its_end: bool = False) -> None:
         assert self._parser is not None
         body_before = self._upload.total_bytes
         try:
-            messages, upgraded, _ = self._parser.feed_data(data)
+            messages, upgraded, tail = self._parser.feed_data(data)
         except LineTooLong:
             self._refuse(Refused(431, Reason.HEAD_TOO_LARGE, "The head of the request is too large."))
             return
@@ -204,13 +233,18 @@ class Connection(Line):
         if not messages:
             fruitful = self._upload.total_bytes != body_before
             self._fruitless = 0 if fruitful else self._fruitless + len(data)
+            self._head_ends.passed(data)
             if self._fruitless > self._limits.head:
                 self._refuse(Refused(431, Reason.HEAD_TOO_LARGE, "The trailers of the request are too large."))
             return
         self._fruitless = 0
         self._queue(messages)
-        if upgraded:
-            self._deaf = True  # it may go on in another protocol, which nobody here speaks
+        if messages[-1][0].upgrade and not self._deaf:
+            if (upgraded or to_its_end) and may_switch(*messages[-1]):
+                self._upgraded, self._message_tail = True, tail
+                self._deaf = True
+            elif upgraded:
+                self._deaf = True  # it may go on in another protocol, which nobody here speaks
 
     def _queue(self, messages: Sequence[tuple[RawRequestMessage, StreamReader]]) -> None:
         for message, payload in messages:
@@ -244,6 +278,30 @@ class Connection(Line):
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
+    # ── another protocol ──────────────────────────────────────────────────────────────────────────
+
+    @property
+    def switchable(self) -> bool:
+        """Has the last request asked for another protocol, and is everything kept that came behind it?"""
+        return self._upgraded
+
+    def taken_over(self) -> End:
+        """The connection as bytes. Who leaves it is from here on the tunnel's matter: its handler is not cancelled."""
+        self._resume_transport_reading()
+        self._taken = End(self.transport, self, early=bytes(self._message_tail), full=self._paused)
+        self._message_tail = b""
+        self._cut = True
+        return self._taken
+
+    def _hang_up(self, *, linger: bool) -> None:
+        self._upgraded, self._message_tail = False, b""  # answered in HTTP: what came behind means nothing
+        super()._hang_up(linger=linger)
+
+    def drop(self) -> None:
+        if self._taken is not None and self.life is not None:
+            self.life.cancel()  # with it goes the other end
+        super().drop()
+
     # ── flow control ──────────────────────────────────────────────────────────────────────────────
 
     def resume_reading(self, resume_parser: bool = True) -> None:
@@ -265,7 +323,7 @@ class Connection(Line):
         return transport is None or not (self._fruitless or peer.has_unread(transport.get_extra_info("socket")))
 
     def finish(self) -> None:
-        """The server drains: an idle connection goes now, any other after the answers it owes."""
+        """The last call is over: an idle connection goes now, any other after the answers it owes."""
         if self.idle:
             self.force_close()
         elif self._lingering is not None and self._upload.is_eof() and self.transport is not None:
@@ -274,6 +332,8 @@ class Connection(Line):
     def __repr__(self) -> str:
         if self.transport is None:
             state = "closed"
+        elif self._taken is not None:
+            state = "taken over"
         elif self._current_request is not None:
             state = "answering"
         elif self._lingering is not None:
@@ -287,7 +347,9 @@ class HttpServer(web.Server):
     """The listening side: makes connections, counts what is in flight, and drains.
 
     After `drain` has begun nobody is let in, every accepted request still gets its answer, and each connection ends
-    after it. A connection counts until its task has ended, not only its socket.
+    after it. Accepted is also what comes in the last call on a connection that was idle or new: its client sent it
+    without knowing that the connection was about to end, and may not send it twice. A connection counts until its
+    task has ended, not only its socket.
 
     handler: answers one request. It is cancelled when its client leaves.
     keepalive: seconds an idle connection is kept; longer than clients' pools keep theirs.
@@ -314,6 +376,7 @@ class HttpServer(web.Server):
         self._empty.set()
         self.refused = refused
         self.draining = False
+        self.past_last_call = False  # idle connections end: they were left time for a request on its way
         self.in_flight = 0
         self.turned_away = 0
 
@@ -332,28 +395,43 @@ class HttpServer(web.Server):
         """Are there more connections than there may be?"""
         return len(self._connections) > self._limits.connections
 
+    @property
+    def last_call(self) -> bool:
+        """Does it drain, and may an idle connection still bring a request?"""
+        return self.draining and not self.past_last_call and bool(self._connections)
+
     async def drain(self, timeout: float) -> bool:  # noqa: ASYNC109  # its end is an answer here, not an exception
         """Accept nothing more, let every accepted request get its answer, and end each connection after it.
 
         True when all have ended; False when `timeout` seconds were not enough.
         """
         self.draining = True
-        for listener in self._listeners:
-            listener.close()
-        for connection in self.connections:
-            cast(Connection, connection).finish()
+        waiting = [sock for listener in self._listeners for sock in take_all(listener)]
+        self._stop_listening()
         try:
             async with asyncio.timeout(timeout):
+                for sock in waiting:
+                    await self._loop.connect_accepted_socket(self, sock)
+                if not self.past_last_call:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self._empty.wait(), min(LAST_CALL, timeout / 2))
+                self.past_last_call = True
+                for connection in self.connections:
+                    cast(Connection, connection).finish()
                 await self._empty.wait()
         except TimeoutError:
             return False
         return True
 
-    async def close(self) -> None:
-        """End everything now; handlers that still run are cancelled."""
-        self.draining = True
+    def _stop_listening(self) -> None:
         for listener in self._listeners:
             listener.close()
+        self._listeners.clear()
+
+    async def close(self) -> None:
+        """End everything now; handlers that still run are cancelled."""
+        self.draining = self.past_last_call = True
+        self._stop_listening()
         for connection in self.connections:
             cast(Connection, connection).drop()
         await self._empty.wait()

@@ -33,6 +33,7 @@ HOP_BY_HOP: Final = frozenset(
 FRAMING: Final = frozenset({b"connection", b"content-length", b"keep-alive", b"transfer-encoding"})
 """Fields that whoever writes a message decides for itself, in lower case."""
 
+_OF_THIS_HOP: Final = frozenset({b"h2c", b"h2", b"http", b"tls"})
 _OURS: Final = b"forebay-"
 _NOT_TO_BACKEND: Final = HOP_BY_HOP | FRAMING | {b"expect", b"host"}
 _NOT_WITH_IDENTITY: Final = _NOT_TO_BACKEND | {b"accept-encoding"}
@@ -58,6 +59,26 @@ def to_client(headers: Headers) -> Headers:
     dropped = HOP_BY_HOP
     if listed := _listed(headers):
         dropped |= listed - {b"content-length"}
+    return tuple([field for field in headers if field[0].lower() not in dropped])
+
+
+def asked_protocols(headers: Headers) -> bytes:
+    """What of `Upgrade` goes on to the backend: the protocols asked for, b"" if none of them can pass.
+
+    Not HTTP/2 and TLS: they would change how this one connection is framed, which is ours to refuse (RFC 9110, 7.8).
+    """
+    tokens = [token.strip() for name, value in headers if name.lower() == b"upgrade" for token in value.split(b",")]
+    return b", ".join([token for token in tokens if token and token.partition(b"/")[0].lower() not in _OF_THIS_HOP])
+
+
+def switching(protocols: bytes) -> Headers:
+    """The fields by which a request asks for one of `protocols`."""
+    return ((b"Connection", b"Upgrade"), (b"Upgrade", protocols))
+
+
+def switched(headers: Headers) -> Headers:
+    """The fields of a 101 that the client gets, but `Connection: Upgrade`, which whoever writes it says itself."""
+    dropped = (HOP_BY_HOP | FRAMING | _listed(headers)) - {b"upgrade"}
     return tuple([field for field in headers if field[0].lower() not in dropped])
 
 

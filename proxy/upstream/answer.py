@@ -4,6 +4,7 @@ Invariants
     `headers` are the backend's own end-to-end fields, in its order and spelling.
     Everything that came of a body before it broke off is handed over before the error is raised.
     `close` ends the upload and gives the connection back if both ways went through, else closes it.
+    A 101 is an answer only to a request that asked for another protocol; then the connection is its caller's as bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from aiohttp.client_exceptions import ClientError
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 
-from proxy.http.headers import to_client
+from proxy.http.headers import switched, to_client
+from proxy.http.tunnel import End
 from proxy.terms import Failure, Headers, Timeline
 from proxy.upstream.errors import Retry, UpstreamError, not_http
 from proxy.upstream.pool import Lent
@@ -38,6 +40,7 @@ EARLY: Final = 0.002
 class Sent:
     """What one exchange sends. deadline: when it must be over, on the loop's clock.
 
+    switch: the head asks for another protocol.
     consumed: the reading of a body that is read as it comes was begun.
     """
 
@@ -48,6 +51,7 @@ class Sent:
     limits: Timeouts
     deadline: float | None
     timeline: Timeline
+    switch: bool = False
     consumed: bool = False
 
     def least(self, seconds: float | None) -> float | None:
@@ -95,7 +99,7 @@ class Answer:
             raise self._no_head(error, expired=patience.expired()) from error
         timeline = sent.timeline
         timeline.upstream_headers = time.monotonic()
-        if message.code == 101:
+        if message.code == 101 and not (sent.switch and message.upgrade):
             raise UpstreamError(Failure.RESET, f"{self._target} switched protocols without being asked to")
         coding = message.headers.get("Transfer-Encoding")
         if coding is not None and coding.lower() != "chunked":  # the body would go on coded, and no field would say so
@@ -104,7 +108,7 @@ class Answer:
         payload.on_eof(lambda: setattr(timeline, "upstream_end", time.monotonic()))
         self.status = message.code
         self.reason = message.reason.encode("utf-8", "surrogateescape")
-        self.headers = to_client(message.raw_headers)
+        self.headers = (switched if message.code == 101 else to_client)(message.raw_headers)
         if self._upload is not None and message.code >= 300:
             await self._upload.stop()
 
@@ -146,6 +150,15 @@ class Answer:
         return UpstreamError(
             Failure.RESET, f"{self._target} closed the connection before a whole head of an answer", retry=retry
         )
+
+    def take_over(self) -> End:
+        """After a 101: the connection as bytes. Raises UpstreamError where it is gone already."""
+        assert self.status == 101, self
+        try:
+            return self._lent.link.taken_over()
+        except ConnectionResetError as error:
+            message = f"{self._target} closed the connection as soon as it had switched protocols"
+            raise UpstreamError(Failure.TRUNCATED, message) from error
 
     async def read(self) -> bytes:
         """The rest of the body. Raises UpstreamError if it does not come whole."""
@@ -194,7 +207,9 @@ class Answer:
             whole = False
             raise
         finally:
-            if whole:
+            if self.status == 101:
+                self._sent.timeline.upstream_end = time.monotonic()
+            if whole and not self._sent.switch:
                 self._lent.give_back()
             else:
                 self._lent.drop()

@@ -8,6 +8,7 @@ Invariants
     byte of the answer. A body that is read as it comes is never sent twice.
     An answer that begins before the upload has ended is handed over at once. A refusal stops the
     upload; beside a success it goes on until the answer has ended. The connection is not reused.
+    A request for another protocol has a connection of its own, which nobody had before or has after it.
     Every failure is an `UpstreamError` with a `Failure`; whoever is cancelled closes the connection.
 
 Knows nothing of protocols, caches, callers and what the fields mean.
@@ -78,6 +79,7 @@ class Connections:
         self._observe: Observer = Silent() if observe is None else observe
         self._watchers: list[Callable[[UpstreamError | None], None]] = []
         self._made: Pool | None = None
+        self._unshared: Pool | None = None  # of requests for another protocol
         self.budget = RetryBudget() if budget is None else budget
 
     @property
@@ -117,15 +119,17 @@ class Connections:
         *,
         length: int | None = None,
         retriable: bool = False,
+        switch: bool = False,
         timeline: Timeline | None = None,
     ) -> AbstractAsyncContextManager[Answer]:
         """One request; entered when the head of its answer has come. To leave before its end closes the connection.
 
         target: path and query as they go on the wire. headers: end-to-end fields.
         length: bytes of a body that is read as it comes; None sends it in chunks.
+        switch: the headers ask for another protocol. If the status is 101, `take_over` gives the connection as bytes.
         Entering raises UpstreamError, and whatever reading the body raises.
         """
-        sent = self._sent(method, target, headers, body, length=length, timeline=timeline)
+        sent = self._sent(method, target, headers, body, length=length, switch=switch, timeline=timeline)
         return _Opened(self, sent, retriable, self._observe)
 
     async def ask(self, target: str, *, within: float) -> Exchange:
@@ -136,11 +140,13 @@ class Connections:
 
     async def aclose(self) -> None:
         """Close every connection; exchanges under way fail."""
-        if self._made is not None:
-            await self._made.aclose()
+        for pool in (self._made, self._unshared):
+            if pool is not None:
+                await pool.aclose()
 
     def __repr__(self) -> str:
-        busy, idle = (0, 0) if self._made is None else (self._made.busy, self._made.idle)
+        pools = [pool for pool in (self._made, self._unshared) if pool is not None]
+        busy, idle = sum(pool.busy for pool in pools), sum(pool.idle for pool in pools)
         return f"<Connections {self.target} busy={busy} idle={idle}>"
 
     def _sent(
@@ -151,6 +157,7 @@ class Connections:
         body: Body,
         *,
         length: int | None = None,
+        switch: bool = False,
         limits: Timeouts | None = None,
         timeline: Timeline | None = None,
     ) -> Sent:
@@ -159,7 +166,7 @@ class Connections:
             length = len(body or b"")
         head = request.head(method, target, headers, host=self.host, length=length)
         deadline = None if limits.total is None else asyncio.get_running_loop().time() + limits.total
-        return Sent(method, head, body, length, limits, deadline, timeline or Timeline())
+        return Sent(method, head, body, length, limits, deadline, timeline or Timeline(), switch)
 
     async def _whole(self, sent: Sent, retriable: bool, observe: Observer) -> Exchange:
         async with _Opened(self, sent, retriable, observe) as answer:
@@ -188,11 +195,19 @@ class Connections:
             watcher(None)
         return answer
 
-    async def _send(self, sent: Sent, observe: Observer, fresh: bool) -> Answer:
+    def _pool(self, *, switch: bool) -> Pool:
+        if switch:
+            if self._unshared is None:
+                self._unshared = Pool(self._address, keepalive=None)
+            return self._unshared
         if self._made is None:
             self._made = Pool(self._address, keepalive=self._settings.keepalive)
+        return self._made
+
+    async def _send(self, sent: Sent, observe: Observer, fresh: bool) -> Answer:
+        pool = self._pool(switch=sent.switch)
         started = time.monotonic()
-        lent = await self._made.take(within=sent.least(sent.limits.connect), fresh=fresh)
+        lent = await pool.take(within=sent.least(sent.limits.connect), fresh=fresh)
         sent.timeline.connected = connected = time.monotonic()
         observe.pool_wait(connected - started)
         answer = Answer(self.target, lent, sent)

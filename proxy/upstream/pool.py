@@ -49,9 +49,9 @@ class Lent:
 
 
 class Pool:
-    """Must be made inside a running event loop."""
+    """Must be made inside a running event loop. keepalive: seconds that an idle link is kept; None: none ever is."""
 
-    def __init__(self, address: Address, *, keepalive: float) -> None:
+    def __init__(self, address: Address, *, keepalive: float | None) -> None:
         self._address = address
         # The connector wants a request to know where to connect to; one serves for all.
         self._place = ClientRequest("GET", URL(address.url))
@@ -97,8 +97,9 @@ def _link(loop: asyncio.AbstractEventLoop) -> ResponseHandler:
 class _Connector(TCPConnector):
     """aiohttp's connector with links of ours."""
 
-    def __init__(self, *, limit: int, keepalive_timeout: float) -> None:
-        super().__init__(limit=limit, keepalive_timeout=keepalive_timeout)
+    def __init__(self, *, limit: int, keepalive_timeout: float | None) -> None:
+        kept = {"force_close": True} if keepalive_timeout is None else {"keepalive_timeout": keepalive_timeout}
+        super().__init__(limit=limit, **kept)
         self._factory = functools.partial(_link, loop=self._loop)
 
     @property

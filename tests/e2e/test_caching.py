@@ -243,6 +243,23 @@ async def test_what_may_not_be_stored_is_not(running: Running, backend: ModelSer
     assert len(running.sidecar.tiers.memory) == 0
 
 
+async def test_what_varies_with_a_field_is_kept_where_the_field_separates(
+    with_config: Callable[[str], Any], backend: ModelServer
+) -> None:
+    """`Vary` names fields that tell callers apart anyway; where a credential does not, nothing is kept."""
+    for tenant, fields, kept in (
+        ("credentials", "Authorization, X-Experiment, Accept-Encoding", True),
+        ("none", "X-Experiment", True),
+        ("none", "Authorization", False),
+        ("credentials", "User-Agent", False),
+    ):
+        async with with_config(f"cache: {{tenant: {tenant}}}") as running:
+            await running.knows("double")
+            backend.answer_headers = {"Vary": fields}
+            await ask(running, call(1))
+            assert (await ask(running, call(1))).cache.startswith("Forebay; hit") is kept, (tenant, fields)
+
+
 @pytest.mark.parametrize("fault", [Fault.REFUSE, Fault.CRASH, Fault.OVERLOAD, Fault.GARBAGE])
 async def test_errors_are_never_stored(running: Running, backend: ModelServer, fault: Fault) -> None:
     """A call that failed is asked again the next time, however often it failed before."""
@@ -277,9 +294,13 @@ async def test_a_reload_ends_what_was_stored(running: Running, backend: ModelSer
     assert data(again.body) == answer(1, weights=100)
 
 
-async def test_a_reload_right_after_the_first_answer_is_seen(running: Running, backend: ModelServer) -> None:
+@pytest.mark.parametrize("numbers", [(1,), (1, 1)], ids=["its own bytes", "joined"])
+async def test_a_reload_right_after_the_first_answer_is_seen(
+    running: Running, backend: ModelServer, numbers: tuple[int, ...]
+) -> None:
     """What was asked since the last poll counts too: counters that are as low as then give a reload away."""
-    await known(running)
+    for _ in range(3):
+        assert data((await ask(running, call(*numbers))).body) == answer(*numbers)
     backend.reload(weights=100)
     await running.sidecar.models.poll()
     assert data((await ask(running, call(1))).body) == answer(1, weights=100)
@@ -900,27 +921,29 @@ async def test_uncacheable_items_do_not_queue_behind_each_other(clock: Clock) ->
 
 @pytest.mark.parametrize("step", ["parse", "join", "split", "answer"])
 async def test_a_fault_in_a_codec_costs_no_request(
-    running: Running, backend: ModelServer, monkeypatch: pytest.MonkeyPatch, step: str
+    backend: ModelServer, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """Whatever breaks inside Forebay, the backend's own answers reach their callers."""
 
     def broken(*_: Any) -> NoReturn:
         raise RuntimeError("a bug")
 
-    await ask(running, call(2))
-    monkeypatch.setattr(V2, step, broken)
-    holder = await slot_is_taken(running, backend)
-    asked: Sequence[tuple[int, ...]] = ((1,), (2, 3), (2,), (4, 4), (5,), (5,))
-    callers = [begin(running, call(*numbers, id=f"{numbers}")) for numbers in asked]
-    if step == "parse":
-        await backend.has_received(len(asked))  # they pass through
-    else:
-        await running.queued(4)
-    backend.gate.set()
-    assert (await holder).status == 200
-    said = [await caller for caller in callers]
-    assert [data(one.body) for one in said] == [answer(*numbers) for numbers in asked]
-    assert [one.body["id"] for one in said] == [f"{numbers}" for numbers in asked]
-    if step != "join":
-        scrape = await running.scrape()
-        assert scrape.total("forebay_decisions_total", reason="codec_error") > 0
+    async with forebay(backend.url, faulty=True) as running:
+        await running.knows("double")
+        await ask(running, call(2))
+        monkeypatch.setattr(V2, step, broken)
+        holder = await slot_is_taken(running, backend)
+        asked: Sequence[tuple[int, ...]] = ((1,), (2, 3), (2,), (4, 4), (5,), (5,))
+        callers = [begin(running, call(*numbers, id=f"{numbers}")) for numbers in asked]
+        if step == "parse":
+            await backend.has_received(len(asked))  # they pass through
+        else:
+            await running.queued(4)
+        backend.gate.set()
+        assert (await holder).status == 200
+        said = [await caller for caller in callers]
+        assert [data(one.body) for one in said] == [answer(*numbers) for numbers in asked]
+        assert [one.body["id"] for one in said] == [f"{numbers}" for numbers in asked]
+        if step != "join":
+            scrape = await running.scrape()
+            assert scrape.total("forebay_decisions_total", reason="codec_error") > 0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 
 import pytest
 from aiohttp import web
 
-from proxy.http import line
+from proxy.http import connection, line
 from proxy.http.body import read_body
 from proxy.http.connection import Connection
 from proxy.http.limits import Buffered, Limits
@@ -67,8 +68,72 @@ async def test_a_request_that_the_kernel_already_has_is_answered(serve: Serve) -
     assert await drained is True
 
 
-async def test_idle_connections_go_at_once(serve: Serve) -> None:
-    """A pool of idle connections does not delay the end."""
+async def test_an_idle_connection_may_bring_a_last_request(serve: Serve) -> None:
+    """Whoever sends on a connection that it keeps, not knowing of the end, is answered, and told of it then."""
+    served = await serve(echo)
+    kept, fresh = await served.connect(), await served.connect()
+    await kept.send(GET)
+    assert (await kept.answer()).get(b"connection") is None
+    await until(lambda: len(connections(served)) == 2 and all(line.idle for line in connections(served)))
+    drained = asyncio.ensure_future(served.server.drain(PATIENCE))
+    await until(lambda: served.server.last_call)
+    for wire in (kept, fresh):
+        await wire.send(UPLOAD % 2 + b"hi")
+        answer = await wire.answer()
+        assert (answer.body, answer.get(b"connection")) == (b"hi", b"close")
+    assert await drained is True
+    assert not served.server.last_call
+
+
+async def test_an_answer_that_promised_more_is_followed_by_a_last_call(serve: Serve) -> None:
+    """A client that was told before the drain that its connection stays may use it once more."""
+    go_on = asyncio.Event()
+
+    async def handler(request: web.BaseRequest) -> web.StreamResponse:
+        reply = StreamReply(200, ())
+        await reply.prepare(request)
+        await go_on.wait()
+        return reply
+
+    served = await serve(handler)
+    wire = await served.connect()
+    await wire.send(GET)
+    assert (await wire.head()).get(b"connection") is None
+    drained = asyncio.ensure_future(served.server.drain(PATIENCE))
+    await until(lambda: served.server.last_call)
+    go_on.set()
+    assert await wire.chunk() == b""
+    await wire.send(GET)
+    assert (await wire.answer()).get(b"connection") == b"close"
+    assert await drained is True
+
+
+async def test_a_connection_that_nobody_has_taken_yet_is_answered(serve: Serve) -> None:
+    """A client whose connection the kernel made, and whose request waits in it, is not reset by the end."""
+    served = await serve(echo)
+    with socket.create_connection(served.address) as first, socket.create_connection(served.address) as second:
+        for sock in (first, second):
+            sock.sendall(UPLOAD % 2 + b"hi")  # and the loop has not turned since
+            sock.setblocking(False)
+        assert not connections(served)
+        drained = asyncio.ensure_future(served.server.drain(PATIENCE))
+        for sock in (first, second):
+            answer = b""
+            while piece := await asyncio.get_running_loop().sock_recv(sock, 4096):
+                answer += piece
+            assert b"Connection: close" in answer
+            assert answer.endswith(b"\r\n\r\nhi")
+        assert await drained is True
+
+
+async def test_idle_connections_go_after_the_last_call(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pool of idle connections delays the end by the last call and no longer, or by half of a shorter timeout."""
+    served = await serve(echo)
+    wire = await served.connect()
+    assert await served.server.drain(0.02) is True
+    assert await wire.rest() == b""
+    monkeypatch.setattr(connection, "LAST_CALL", 0.02)
+    served = await serve(echo)
     served = await serve(echo)
     idle = [await served.connect() for _ in range(3)]
     for wire in idle[1:]:

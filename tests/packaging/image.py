@@ -166,10 +166,15 @@ def sent() -> list[str]:
     found: list[str] = []
     for folder, folders, files in os.walk(ROOT):
         here = os.path.relpath(folder, ROOT)
-        names = [os.path.normpath(os.path.join(here, name)) for name in files]  # noqa: PTH118
+        names = [str(Path(here, name)) for name in files]
         found += [name for name in names if not ignored(name, patterns)]
-        folders[:] = [name for name in folders if not name.startswith(".")]
+        folders[:] = [name for name in folders if _may_hold(str(Path(here, name)), patterns)]
     return sorted(found)
+
+
+def _may_hold(folder: str, patterns: str) -> bool:
+    """Could something below be sent: is the folder itself, or does an exception name something in it?"""
+    return not ignored(folder, patterns) or f"\n!{folder}/" in patterns
 
 
 def _python() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ import aiohttp
 from proxy.cli import parser
 from proxy.config import Settings, load
 from proxy.config_rules import host_port
+from tests.packaging.dockerfile import parse
 from tests.packaging.image import ROOT, Image, sent
 from tests.parts.availability import missing
 from tests.parts.forebay_process import PATIENCE, ForebayProcess
@@ -178,6 +180,15 @@ def test_no_module_is_compiled_at_every_start(image: Image) -> None:
     assert (package / "sidecar.py").exists()
     for module in package.rglob("*.py"):
         assert list(module.parent.glob(f"__pycache__/{module.stem}.*.pyc")), module
+
+
+def test_both_stages_stand_on_the_same_python() -> None:
+    """An environment works where it was made: the Python that it points to is in both stages, and new enough."""
+    stages = parse((ROOT / "Dockerfile").read_text(encoding="utf-8"))
+    (base,) = {stage.base for stage in stages}
+    version = re.fullmatch(r"python:(\d+)\.(\d+)-slim-bookworm", base)
+    assert version is not None
+    assert tuple(map(int, version.groups())) >= (3, 11)
 
 
 def ports(settings: Settings) -> list[str]:

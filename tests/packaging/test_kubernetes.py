@@ -79,7 +79,7 @@ def readable() -> set[str]:
     async def nothing() -> bytes:
         return b""
 
-    watched = Watched(nothing, lambda: None, lambda: False, lambda: 0, lambda: None, dict)
+    watched = Watched(nothing, lambda: None, lambda: False, lambda: 0, lambda: False, lambda: None, dict)
     routes = Admin(watched, host="127.0.0.1", token=None).application().router.routes()
     return {route.resource.canonical for route in routes if route.method == "GET" and route.resource is not None}
 

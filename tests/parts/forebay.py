@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -58,15 +59,46 @@ class Running:
             return answer.status, json.loads(body) if body[:1] == b"{" else body, answer.headers
 
 
+class _Faults(logging.Handler):
+    """What was logged as an error while it listens: an exception of Forebay's own, also one that it made good."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.found.append(self.format(record))
+
+
+@contextmanager
+def _without_faults(*, faulty: bool) -> Iterator[None]:
+    faults = _Faults()
+    logging.getLogger().addHandler(faults)
+    try:
+        yield
+    finally:
+        logging.getLogger().removeHandler(faults)
+    assert faulty == bool(faults.found), "\n".join(faults.found) or "nothing was logged of a fault that was put in"
+
+
 @asynccontextmanager
 async def forebay(
-    upstream: str, *, config: Path | None = None, unix_time: Callable[[], float] = time.time, **flags: str
+    upstream: str,
+    *,
+    config: Path | None = None,
+    unix_time: Callable[[], float] = time.time,
+    faulty: bool = False,
+    **flags: str,
 ) -> AsyncIterator[Running]:
-    """Forebay before `upstream` on free ports; `flags` by dotted name with `__` for the dot."""
+    """Forebay before `upstream` on free ports; `flags` by dotted name with `__` for the dot.
+
+    faulty: the test puts in a fault, which Forebay must log as an error; else nothing may be.
+    """
     said = {name.replace("__", "."): value for name, value in flags.items()}
     settings = load(config, {}, {"listen": "127.0.0.1:0", "admin": "127.0.0.1:0", "upstream": upstream} | said)
-    async with (
-        Sidecar(settings, unix_time=unix_time) as sidecar,
-        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
-    ):
-        yield Running(sidecar, session)
+    with _without_faults(faulty=faulty):
+        async with (
+            Sidecar(settings, unix_time=unix_time) as sidecar,
+            aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
+        ):
+            yield Running(sidecar, session)

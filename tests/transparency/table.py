@@ -1,0 +1,28 @@
+"""The whole table, by what it is about; each row is one promise of transparency."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tests.transparency import answers, deaths, framing, requests
+from tests.transparency.row import Row
+
+TABLE: Final[dict[str, list[Row]]] = {
+    "Fields of a request": requests.FIELDS,
+    "Methods": requests.METHODS,
+    "Targets": requests.TARGETS,
+    "What is no request": requests.MALFORMED,
+    "Bodies of requests": requests.BODIES,
+    "Expect: 100-continue": requests.EXPECT,
+    "Requests that could be read in two ways": framing.REQUESTS,
+    "Fields of an answer": answers.FIELDS,
+    "Statuses, and answers without body": answers.STATUSES,
+    "Bodies of answers, streams": answers.BODIES,
+    "Interim answers": answers.INTERIM,
+    "Answers that could be read in two ways, or not at all": framing.ANSWERS,
+    "Clients of HTTP/1.0": answers.OLD_CLIENTS,
+    "Backends that die, by phase": deaths.PHASES,
+    "Pooled connections": deaths.POOLED,
+    "Early answers": deaths.EARLY,
+    "Manners of clients": deaths.CLIENTS,
+}
