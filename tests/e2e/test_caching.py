@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, NoReturn
 import pytest
 import xxhash
 
+from proxy import filling
 from proxy.protocols.v2 import V2
 from tests.e2e.calls import answer, call, data, rows
 from tests.parts.forebay import Running, forebay
@@ -214,7 +215,9 @@ async def test_the_backends_lifetime_shortens_ours(
     """`max-age` bounds how long an answer is served, whatever the jitter."""
     backend.answer_headers = said
     await ask(running, call(1))
-    assert (await ask(running, call(1))).ttl <= seconds
+    hit = await ask(running, call(1))
+    assert hit.ttl <= seconds
+    assert hit.headers["Age"] == said.get("Age", "0")  # what it had when it came is part of it
     clock.now += seconds
     assert (await ask(running, call(1))).cache == "Forebay; fwd=stale; stored; detail=expired"
 
@@ -753,7 +756,12 @@ async def test_without_memory_calls_still_coalesce() -> None:
         callers = [begin(running, call(1)) for _ in range(5)]
         await running.coalescing(5)
         backend.gate.set()
-        assert [data((await caller).body) for caller in callers] == [answer(1)] * 5
+        said = [await caller for caller in callers]
+        assert [data(one.body) for one in said] == [answer(1)] * 5
+        assert {one.cache for one in said} == {
+            "Forebay; fwd=miss; detail=first_seen",
+            "Forebay; fwd=miss; collapsed; detail=first_seen",
+        }
         assert len(backend.requests) == 1
 
 
@@ -854,8 +862,10 @@ async def test_an_abandoned_computation_is_finished_and_kept(running: Running, b
     await backend.has_received(1)
     await leaves(caller)
     await running.coalescing(0)
+    assert running.sidecar.pipeline._buffered.held > 0  # the computation still needs the caller's body
     backend.gate.set()
     await running.until(lambda: len(running.sidecar.tiers.memory) == 1)
+    await running.until(lambda: running.sidecar.pipeline._buffered.held == 0)
     hit = await ask(running, call(1))
     assert hit.cache.startswith("Forebay; hit")
     assert data(hit.body) == answer(1)
@@ -877,6 +887,26 @@ async def test_patience_with_what_nobody_waits_for_ends(
         await backend.has_received(2)
         backend.gate.set()
         assert data((await retry).body) == answer(1)
+
+
+async def test_only_so_many_computations_go_on_for_nobody(
+    with_config: Callable[[str], Any], backend: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Callers that come and leave cannot pile up work: beyond a limit the longest abandoned computation ends."""
+    monkeypatch.setattr(filling, "ABANDONED", 3)
+    async with with_config("batch: {mode: off}") as running:
+        await running.knows("double")
+        backend.gate.clear()
+        for number in range(1, 6):
+            caller = begin(running, call(number))
+            await backend.has_received(number)
+            await leaves(caller)
+            await running.coalescing(0)
+        await running.until(lambda: len(running.sidecar.pipeline.flights) == 3)
+        backend.gate.set()
+        await running.until(lambda: len(running.sidecar.tiers.memory) == 3)
+        assert (await ask(running, call(3, 4, 5))).cache.startswith("Forebay; hit")
+        assert (await ask(running, call(1))).cache == MISS
 
 
 async def test_an_uncacheable_answer_never_reaches_a_follower(running: Running, backend: ModelServer) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import sys
 from collections.abc import Callable
@@ -49,8 +50,9 @@ def echo(peer: Peer) -> None:
         for piece in peer.pieces(sys.maxsize):
             peer.send(piece)
     except Gone:
-        peer.send(b"that was all")
-        peer.half_close()
+        with contextlib.suppress(OSError):  # the client may have gone altogether
+            peer.send(b"that was all")
+            peer.half_close()
 
 
 def listen(peer: Peer) -> None:
