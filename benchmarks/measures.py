@@ -71,7 +71,8 @@ def hits_and_passing(seconds: int) -> Iterator[Setting]:
 
         def contender(name: str, server: Running, path: str, callers: int, *, ids: bool = False) -> Contender:
             body = b'{"id":"@",' + CALL[1:] if ids else CALL
-            return Contender(name, load.Load(server.url + path, body, callers, seconds, varied=ids), server)
+            long = 1 if callers == 1 or ids else seconds
+            return Contender(name, load.Load(server.url + path, body, callers, long, varied=ids), server)
 
         lines = [
             contender("hit/bare", near, ECHO, 32),

@@ -156,9 +156,9 @@ async def soak(
         ):
             await process.ready()
             warm_up = Traffic(process.url, rate=rate, seed=seed)
-            await warm_up.run(1.0)
+            await warm_up.run(1.0, crowds=10)  # every connection that is opened when it is needed is open then
             report.wrong += warm_up.wrong
-            await asyncio.sleep(6)  # until nothing of that is left: keep-alive to the backend is 4 s
+            await asyncio.sleep(3)  # until nothing of that is left: see soak_parts.CONFIG
             for _ in range(IDLE_LOOKS):
                 report.before.append(await _look(process, 0.0))
                 await asyncio.sleep(0.5)

@@ -17,11 +17,12 @@ from tests.parts.redis import free_port
 START_WITHIN = 20.0  # seconds
 
 CONFIG = """\
-upstream: {timeout: {first_byte: 1s}}
+upstream: {timeout: {first_byte: 1s}, keepalive: 1s}
 cache: {memory: %s, finish_abandoned: 1s}
 limits: {parse: 256KiB}
 """
-"""Little memory, so that a short soak fills it too; a time limit, or what hangs would hang for ever."""
+"""Little memory, so that a short soak fills it too; a time limit, or what hangs would hang for ever; and connections
+to the backend that go soon after the traffic."""
 
 
 class BackendProcess:

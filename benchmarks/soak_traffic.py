@@ -8,6 +8,7 @@ nothing accounts for. Load is bounded: so many callers, each with pauses, `rate`
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import struct
@@ -25,6 +26,7 @@ from tests.e2e.calls import WIDTH, call, rows
 from tests.parts.model_backend import Fault
 
 CALLERS: Final = 24
+CROWD: Final = 100
 PATIENCE: Final = 30.0  # seconds after which a request without an end counts as wrong
 LARGE: Final = 6 * 1024 * 1024
 SHARED: Final = frozenset({502, 503, 504})  # what a whole batch or flight suffers from one row of it
@@ -64,9 +66,11 @@ class Traffic:
         assert self._session is not None
         return self._session
 
-    async def run(self, seconds: float) -> None:
-        """Let the callers go about it for so long; when it returns, none is there any more."""
+    async def run(self, seconds: float, *, crowds: int = 0) -> None:
+        """Let the callers go about it for so long; when it returns, none is there any more. crowds: before that."""
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as self._session:
+            for _ in range(crowds):
+                await self.crowd()
             callers = [asyncio.create_task(self._caller()) for _ in range(CALLERS)]
             try:
                 await asyncio.wait(callers, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
@@ -140,6 +144,10 @@ class Traffic:
         """The same new thing, asked for by several at once."""
         numbers = [self.chance.randrange(10**9)]
         await asyncio.gather(*(self._infer(numbers) for _ in range(5)))
+
+    async def crowd(self) -> None:
+        """Many different things at once."""
+        await asyncio.gather(*(self._infer([self.chance.randrange(10**9)]) for _ in range(CROWD)))
 
     async def padded(self) -> None:
         """A call too large to be parsed, which passes through."""
@@ -239,7 +247,9 @@ class Traffic:
             writer.write(sent)
             await writer.drain()
             if self.chance.random() < 0.5:
-                await asyncio.wait([asyncio.ensure_future(reader.read(10_000))], timeout=self.chance.random() * 0.3)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self.chance.random() * 0.3):
+                        await reader.read(10_000)
             if self.chance.random() < 0.5:
                 writer.get_extra_info("socket").setsockopt(SOL_SOCKET, SO_LINGER, struct.pack("ii", 1, 0))
                 writer.transport.abort()
@@ -253,6 +263,7 @@ class Traffic:
 KINDS: Final[Sequence[tuple[Callable[[Traffic], Awaitable[None]], float]]] = (
     (Traffic.infer, 60),
     (Traffic.burst, 3),
+    (Traffic.crowd, 0.1),
     (Traffic.padded, 1),
     (Traffic.get, 10),
     (Traffic.upload, 5),

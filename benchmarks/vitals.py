@@ -43,7 +43,7 @@ class Allowance:
 
 
 MEMORY = Allowance(0.05, 4 * _MIB)  # large bodies that happen to be held at the same time
-COUNTS = Allowance(0.25, 8)  # callers that happen to be there at the same time
+COUNTS = Allowance(0.5, 16)  # callers that happen to be there at the same time
 
 
 @dataclass(frozen=True, slots=True)

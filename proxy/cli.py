@@ -1,8 +1,8 @@
 """The command `forebay`.
 
 Exit codes: 0 it ended as it should; 1 it could not start, failed, had to cut requests off at `drain_timeout`, or
-is not healthy; 2 the command line or the configuration has mistakes, and nothing was started. What a person can
-mend is one line on stderr.
+is not healthy; 2 the command line or the configuration has mistakes, and nothing was started; 130 a demo was
+interrupted (one that stays is ended by Ctrl-C, so that is 0). What a person can mend is one line on stderr.
 
 What serves is imported only where it is needed, so that `--help` and `check` answer at once.
 """

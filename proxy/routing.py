@@ -43,7 +43,7 @@ class Match:
 class ModelSettings:
     """What the operator knows of a route's model and the backend does not say."""
 
-    revision: str = setting("", "Part of every key: change it when the weights change and the backend cannot tell.")
+    revision: str = setting("", "Your word that equal revisions mean equal weights: then replicas share Redis. Change it with the weights.")
 
 
 @dataclass(frozen=True, slots=True)

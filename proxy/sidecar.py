@@ -74,7 +74,6 @@ class Sidecar:
         )
         self.tiers = Tiers(memory, self.redis)
         buffered = Buffered(settings.limits.buffered)
-        buffered = Buffered(settings.limits.buffered)
         room = Room(settings.limits.parse, buffered)
         dispatcher = Dispatcher(self.connections, self.metrics.batches, time.monotonic, room, self.models.answered)
         self._batcher: Batcher[Job, Done | AskAlone] = Batcher(send=dispatcher.send, observe=self.metrics.batches)

@@ -208,7 +208,7 @@ class Connection(Line):
         Where a head may ask for another protocol it is parsed up to its very end: the parser tells what came behind it
         of WebSocket alone, and loses it of any other.
         """
-        while self._head_ends.matter(data, begun=self._fruitless) and self._upload.is_eof() and not self._messages:
+        while (self._fruitless or data.startswith(b"GET ")) and self._upload.is_eof() and not self._messages:
             end = self._head_ends.first(data)
             if not end:
                 break
@@ -216,6 +216,7 @@ class Connection(Line):
             data = data[end:]
             if self._deaf:
                 self.data_received(data)
+            if self._deaf or not data:
                 return
         self._parse(data)
 

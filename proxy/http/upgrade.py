@@ -42,11 +42,6 @@ class HeadEnds:
     def __init__(self) -> None:
         self._before = b""  # the last bytes of a head that has begun
 
-    @staticmethod
-    def matter(data: bytes, *, begun: int) -> bool:
-        """May `data` hold an `Upgrade` field? Spelled oddly it is not seen, and then not passed."""
-        return bool(begun) or b"pgrade" in data or b"PGRADE" in data
-
     def first(self, data: bytes) -> int:
         """How many bytes of `data` there are up to the first end, which is then behind us; 0 if there is none."""
         end = (self._before + data).find(_END) + len(_END) - len(self._before)
@@ -64,6 +59,7 @@ def may_switch(message: RawRequestMessage, payload: StreamReader) -> bool:
     """Does this head ask for a protocol that can pass? Not with a body, of which nobody knows whose it would be."""
     return (
         message.upgrade
+        and message.method == "GET"
         and payload is EMPTY_PAYLOAD
         and message.version == HttpVersion11
         and bool(asked_protocols(message.raw_headers))

@@ -629,6 +629,7 @@ async def test_only_the_missing_rows_travel(running: Running, backend: ModelServ
     assert mixed.headers["Age"] == "50"
     assert (data(mixed.body), mixed.body["id"]) == (answer(1, 2, 3, 4), "mixed")
     assert [request["inputs"][0]["data"] for request in backend.requests] == [rows(2, 4), rows(1, 3)]
+    assert (await running.scrape()).total("forebay_cache_saved_upstream_seconds_total") > 0
     assert (await ask(running, call(4, 3, 2, 1))).cache.startswith("Forebay; hit")
     scrape = await running.scrape()
     counted = {
@@ -637,7 +638,6 @@ async def test_only_the_missing_rows_travel(running: Running, backend: ModelServ
     }
     assert counted == {"memory_hit": 6, "miss": 4, "coalesced": 0}
     assert scrape.total("forebay_cache_stores_total", result="stored") == 4
-    assert scrape.total("forebay_cache_saved_upstream_seconds_total") > 0
 
 
 async def test_equal_rows_of_one_call_travel_once(running: Running, backend: ModelServer) -> None:
@@ -784,6 +784,20 @@ async def test_callers_of_the_same_rows_cause_one_computation(running: Running, 
     assert scrape.total("forebay_requests_total", outcome="miss") == 1
     assert scrape.total("forebay_requests_total", outcome="coalesced") == 49
     assert scrape.total("forebay_coalesce_wait_seconds_count") == 49
+
+
+async def test_nobody_follows_a_caller_with_a_deadline(running: Running, backend: ModelServer) -> None:
+    """What a caller's own `timeout` may cut off is computed for it alone; its answer is kept for all."""
+    backend.gate.clear()
+    hasty = begin(running, call(1, parameters={"timeout": 1_000_000}))
+    await backend.has_received(1)
+    other = begin(running, call(1))
+    await running.queued(1)
+    await running.coalescing(1)
+    backend.gate.set()
+    assert [data((await caller).body) for caller in (hasty, other)] == [answer(1), answer(1)]
+    assert len(backend.requests) == 2
+    assert (await ask(running, call(1, parameters={"timeout": 7}))).cache.startswith("Forebay; hit")
 
 
 async def test_a_leader_that_leaves_hurts_nobody(running: Running, backend: ModelServer) -> None:

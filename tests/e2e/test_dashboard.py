@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from tests.e2e.calls import call
 from tests.parts.forebay import Running, forebay
-from tests.parts.model_backend import Fault, model_server
+from tests.parts.model_backend import Fault, ModelServer, model_server
 from tests.parts.redis import running as redis_server
 from tests.telemetry.dashboard_check import check_dashboard
 
@@ -72,3 +73,20 @@ async def test_every_panel_has_something_to_draw(tmp_path: Path) -> None:
             for result in ("memory_hit", "redis_hit", "miss", "coalesced"):
                 assert scrape.total("forebay_cache_items_total", result=result) > 0, result
             assert scrape.mean("forebay_batch_items") > 1
+
+
+async def test_the_oldest_waiting_item_is_seen(running: Running, backend: ModelServer) -> None:
+    """While something waits for the backend, the metrics say how much and since when; afterwards that nothing does."""
+    backend.gate.clear()
+    began = time.time()
+    first = asyncio.create_task(running.infer("double", call(1)))
+    await backend.has_received(1)
+    second = asyncio.create_task(running.infer("double", call(2, 3)))
+    await running.queued(2)
+    scrape = await running.scrape()
+    assert scrape.total("forebay_queue_depth", route="default") == 2
+    assert began <= scrape.total("forebay_queue_oldest_enqueue_timestamp_seconds", route="default") <= time.time()
+    backend.gate.set()
+    await asyncio.gather(first, second)
+    scrape = await running.scrape()
+    assert scrape.total("forebay_queue_depth") == scrape.total("forebay_queue_oldest_enqueue_timestamp_seconds") == 0

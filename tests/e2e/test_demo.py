@@ -152,6 +152,7 @@ async def test_an_interrupted_demo_takes_its_parts_with_it(first: signal.Signals
     async with demo(terminal=(24, 80)) as running:
         await running.until("requests/s")
         running.process.send_signal(first)
+        await running.until(r"\x1b\[\?25h")  # the table is gone, its parts are being ended
         running.process.send_signal(signal.SIGINT)
         assert await running.ends() == 130
         assert "Traceback" not in running.output

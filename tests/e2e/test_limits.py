@@ -132,23 +132,6 @@ async def test_white_space_around_values_does_not_go_through() -> None:
         assert answer.get(b"x-f") == b"c d"
 
 
-async def test_a_websocket_is_not_upgraded_yet() -> None:
-    """An upgrade reaches the backend as a plain request, whose plain answer goes back; then the connection ends."""
-    async with played(reply) as scene:
-        wire = await scene.connect()
-        await wire.send(
-            b"GET /ws HTTP/1.1\r\n"
-            + HOST
-            + b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: k\r\n\r\n"
-        )
-        answer = await wire.answer()
-        assert (answer.status, answer.get(b"connection")) == (200, b"close")
-        assert await wire.rest() == b""
-        (head,) = scene.stage.heads
-        assert head.values(b"upgrade") == head.values(b"connection") == []
-        assert head.values(b"sec-websocket-key") == [b"k"]
-
-
 async def test_the_backend_sees_its_own_host() -> None:
     """`Host` names the backend, whatever the client called Forebay."""
     async with played(reply) as scene:

@@ -95,6 +95,12 @@ async def test_only_what_nobody_has_travels(backend: ModelServer, server: RedisS
         await asked(second, 2)
         assert await asked(second, 5, 1, 4, 2, 5, 3) == "fwd=partial; stored; detail=first_seen"
         await written(second, server, 5)
+        scrape = await second.scrape()
+        counted = {
+            result: scrape.total("forebay_cache_items_total", result=result)
+            for result in ("memory_hit", "redis_hit", "miss", "coalesced")
+        }
+        assert counted == {"memory_hit": 1, "redis_hit": 3, "miss": 2, "coalesced": 1}
         assert (await asked(first, 4, 5)).startswith("hit")
     assert backend.batch_sizes == [3, 2]
 
@@ -108,6 +114,21 @@ async def test_entries_leave_redis_when_they_expire(backend: ModelServer, server
         (key,) = server.command("KEYS", "*")
         assert (ttl - 2) * 1000 < server.command("PTTL", key) < (ttl + 2) * 1000
     assert key.startswith(b"forebay:")
+
+
+async def test_a_miss_says_what_memory_knew(backend: ModelServer, server: RedisServer) -> None:
+    """An answer that has expired here is called expired, whether Redis still has it or not."""
+    later = 0.0
+    async with forebay(backend.url, redis=server.url, unix_time=lambda: 1_900_000_000.0 + later) as one:
+        await one.knows("double")
+        await up(one)
+        for forgotten in (False, True):
+            await asked(one, 1)
+            await written(one, server, 1)
+            if forgotten:
+                server.command("FLUSHALL")
+            later += 4000.0
+            assert await asked(one, 1) == "fwd=stale; stored; detail=expired"
 
 
 async def test_without_a_revision_replicas_do_not_share(backend: ModelServer, server: RedisServer) -> None:

@@ -125,10 +125,10 @@ POOLED = (
     + [_race(method, how, retried=False) for method in (b"POST", b"PATCH") for how in (CLOSE, RESET)]
     + [
         row(
-            "a second request finds the first one's connection",
-            (get(), ANSWER, get(), Answers(2)),
-            status(200, 200),
-            connections(1),
+            "requests of one client find each other's connections",
+            (*(step for n in range(1, 9) for step in (get(), Answers(n))),),
+            status(*[200] * 8),
+            connections(3),
         ),
         row(
             "what a backend says on an idle connection is nobody's answer",

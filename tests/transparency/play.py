@@ -12,7 +12,7 @@ import socket
 import struct
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Final
+from typing import Final, cast
 
 from tests.parts.raw_backend import Peer, RawBackend, Received
 from tests.transparency.row import (
@@ -54,12 +54,12 @@ class Client(asyncio.Protocol):
         self.raw = bytearray()
         self.end = "open"
         self.changed = asyncio.Event()
+        self.lost = asyncio.Event()
         self.transport: asyncio.Transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         self.raw += data
@@ -74,6 +74,7 @@ class Client(asyncio.Protocol):
         if self.end == "open":
             self.end = "reset" if exc is not None else "closed"
         self.changed.set()
+        self.lost.set()
 
     def send(self, data: bytes) -> None:
         self.sent += data
@@ -94,8 +95,10 @@ class Client(asyncio.Protocol):
             return False
         return happened()
 
-    def leave(self) -> None:
+    async def leave(self) -> None:
+        """Go, and be gone."""
         self.transport.abort()
+        await self.lost.wait()
 
 
 class Backend:
@@ -201,10 +204,10 @@ async def play(row: Row, port: int, front: Address, *, patience: float = 10.0) -
         run = _Run(row, front, patience, backend, stack)
         try:
             await run.client_steps()
+            side = run.clients[0].side
         finally:
-            run.leave()
-    seen = BackendSide() if backend is None else backend.seen
-    return Seen(run.clients[0].side, seen, run.stuck)
+            await run.leave()
+    return Seen(side, BackendSide() if backend is None else backend.seen, run.stuck)
 
 
 class _Run:
@@ -226,9 +229,9 @@ class _Run:
                 self.stuck.append(f"waited in vain: {step!r}")
                 return
 
-    def leave(self) -> None:
+    async def leave(self) -> None:
         for client in self.clients:
-            client.leave()
+            await client.leave()
 
     async def _connect(self) -> Client:
         _, client = await asyncio.get_running_loop().create_connection(Client, *self._front)

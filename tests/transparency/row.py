@@ -125,14 +125,14 @@ def row(
     promise: str,
     client: bytes | tuple[Step, ...],
     *sees: Check,
-    backend: Act | Sequence[Act] = OK,
+    backend: bytes | Sequence[Act] = OK,
     absent: bool = False,
 ) -> Row:
-    """A row in short: bytes are one step, one act is for every request, no check means that all goes through."""
+    """A row in short: bytes are one step, or one answer to every request; no check means that all goes through."""
     steps = (client,) if isinstance(client, bytes) else client
     if not isinstance(steps[-1], Answers | Raw | Interim | Heads) and steps[-1] is not END:
         steps = (*steps, ANSWER)
-    acts = (backend,) if isinstance(backend, bytes | tuple) else tuple(backend)
+    acts = (backend,) if isinstance(backend, bytes) else tuple(backend)
     return Row(promise, steps, sees or THROUGH, acts, absent)
 
 
@@ -170,6 +170,15 @@ Side = Callable[[Seen], ClientSide | BackendSide]
 _FRAMING = {b"host", b"content-length", b"transfer-encoding", b"connection", b"keep-alive"}
 
 
+def _name(line: bytes) -> bytes:
+    return line.partition(b":")[0].lower()
+
+
+def _folded(line: bytes) -> bytes:
+    name, colon, value = line.partition(b":")
+    return name.lower() + colon + value.rstrip(b" ")
+
+
 class On:
     """Checks of one side: `client` or `backend`. `nth`: of which message."""
 
@@ -187,21 +196,30 @@ class On:
     def line(self, line: bytes, nth: int = 0) -> Check:
         return self._check(f"{line!r}", lambda message: message.line == line, nth)
 
-    def has(self, *lines: bytes, nth: int = 0) -> Check:
-        """These field lines, letter by letter, in this order."""
+    def spelt(self, *lines: bytes, nth: int = 0) -> Check:
+        """These field lines letter by letter, in this order."""
 
         def holds(message: Message) -> bool:
-            names = {line.partition(b":")[0].lower() for line in lines}
-            return [line for line in message.fields if line.partition(b":")[0].lower() in names] == list(lines)
+            names = {_name(line) for line in lines}
+            return [line for line in message.fields if _name(line) in names] == list(lines)
 
         return self._check(f"the lines {lines!r}", holds, nth)
 
-    def only(self, *lines: bytes, nth: int = 0) -> Check:
-        """These field lines and no others, but Host and what frames the message."""
+    def has(self, *lines: bytes, nth: int = 0) -> Check:
+        """These field lines in this order, whatever the case of their names."""
 
         def holds(message: Message) -> bool:
-            rest = [line for line in message.fields if line.partition(b":")[0].lower() not in _FRAMING]
-            return rest == list(lines)
+            names = {_name(line) for line in lines}
+            return [_folded(line) for line in message.fields if _name(line) in names] == list(map(_folded, lines))
+
+        return self._check(f"the fields {lines!r}", holds, nth)
+
+    def only(self, *lines: bytes, nth: int = 0) -> Check:
+        """These field lines and no others, but Host and what frames the message, whatever the case of their names."""
+
+        def holds(message: Message) -> bool:
+            rest = [_folded(line) for line in message.fields if _name(line) not in _FRAMING]
+            return rest == list(map(_folded, lines))
 
         return self._check(f"no fields but {lines!r}", holds, nth)
 
@@ -274,8 +292,8 @@ def ended(*how: str) -> Check:
     return Check(f"the connection is {' or '.join(how)}", lambda seen: seen.client.end in how)
 
 
-def connections(count: int) -> Check:
-    return Check(f"the backend sees {count} connections", lambda seen: seen.backend.connections == count)
+def connections(most: int) -> Check:
+    return Check(f"the backend sees {most} connections at most", lambda seen: seen.backend.connections <= most)
 
 
 def either(*choices: tuple[Check, ...]) -> Check:
