@@ -1,7 +1,7 @@
 # What can be done here: `make` lists it. Needs Python 3.11 or newer with venv, and nothing else.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint docs bench triton clean
+.PHONY: help setup run test lint docs bench soak sigterm triton clean
 
 # The first Python that is new enough; PYTHON=/path/to/python overrides.
 PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3.14; do \
@@ -39,6 +39,12 @@ docs: .venv/demo  ## write again what is made from the code
 
 bench: .venv/test triton  ## measure against a bare server, the backend and Triton's batcher
 	$(BIN)/python -m benchmarks $(ARGS)
+
+soak: .venv/test  ## an hour of everything at once, and nothing grows (MINUTES=2 is a short form)
+	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),60) $(ARGS)
+
+sigterm: .venv/test  ## 100 SIGTERMs under load, and no accepted request is lost (ROUNDS=10 is a short form)
+	$(BIN)/python -m benchmarks.sigterm --rounds $(or $(ROUNDS),100) $(ARGS)
 
 # A real Triton from a wheel. It does not run everywhere; where it is missing, tests say so by name.
 triton:  ## the Triton that tests and benchmarks use, in .venv-triton

@@ -263,7 +263,6 @@ class Traffic:
 KINDS: Final[Sequence[tuple[Callable[[Traffic], Awaitable[None]], float]]] = (
     (Traffic.infer, 60),
     (Traffic.burst, 3),
-    (Traffic.crowd, 0.1),
     (Traffic.padded, 1),
     (Traffic.get, 10),
     (Traffic.upload, 5),

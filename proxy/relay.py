@@ -13,10 +13,14 @@ Knows nothing of caches, batches and protocols.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from typing import Final
 
 from aiohttp import web
 
+from proxy.http import interim
 from proxy.http.body import Body
 from proxy.http.headers import switching, to_backend
 from proxy.http.refusal import Refused
@@ -27,6 +31,34 @@ from proxy.terms import Failure, Headers, Outcome, Timeline
 from proxy.upstream.connections import Answer, Connections, UpstreamError
 
 IDEMPOTENT: Final = frozenset({"GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"})  # RFC 9110, 9.2.2
+
+
+CONTINUE_WITHIN: Final = 0.25
+"""Seconds for a backend to say whether it wants a body that its client holds back (RFC 9110, 10.1.1): many never do."""
+
+
+class _HeldBack:
+    """A body that its client holds back until it is wanted: read when the backend says so, or has not spoken in time.
+
+    A backend that refuses first spares it: the body is never read, and so its client never told to send it.
+    """
+
+    def __init__(self, body: Body) -> None:
+        self._body = body
+        self._wanted = asyncio.Event()
+
+    def want(self) -> None:
+        self._wanted.set()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(CONTINUE_WITHIN):
+                await self._wanted.wait()
+        async for piece in self._body:
+            yield piece
+
+    def __repr__(self) -> str:
+        return f"<_HeldBack {self._body!r} {'wanted' if self._wanted.is_set() else 'not wanted yet'}>"
 
 
 class Relay:
@@ -49,15 +81,26 @@ class Relay:
         asked = protocols(request)
         if asked:
             headers += switching(asked)
+        held_back = _HeldBack(body) if body.awaits_continue else None
+        if held_back is not None:
+            headers += ((b"Expect", b"100-continue"),)
+
+        def tell(status: int, reason: bytes, fields: Headers) -> None:
+            if status != 100:
+                interim.say(request, status, reason, fields)
+            elif held_back is not None:
+                held_back.want()
+
         try:
             async with self._connections.open(
                 request.method,
                 request.raw_path,
                 headers,
-                body.data if body.complete else body,
+                body.data if body.complete else held_back or body,
                 length=body.length,
                 retriable=retriable or request.method in IDEMPOTENT,
                 switch=bool(asked),
+                interim=tell,
                 timeline=timeline,
             ) as answer:
                 if answer.status == 101:

@@ -43,7 +43,9 @@ class Match:
 class ModelSettings:
     """What the operator knows of a route's model and the backend does not say."""
 
-    revision: str = setting("", "Your word that equal revisions mean equal weights: then replicas share Redis. Change it with the weights.")
+    revision: str = setting(
+        "", "Your word that equal revisions mean equal weights: then replicas share Redis. Change it with the weights."
+    )
 
 
 @dataclass(frozen=True, slots=True)

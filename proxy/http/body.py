@@ -40,6 +40,11 @@ class Upload:
         )
         self.total = 0
 
+    @property
+    def awaits_continue(self) -> bool:
+        """Does the client hold its body back until it is told to go on, or has lost patience?"""
+        return self._wants_continue and not self._request.content.total_bytes
+
     def put_back(self, piece: bytes) -> None:
         """The next `read` returns this."""
         assert not self._before
@@ -104,6 +109,11 @@ class Body:
     def complete(self) -> bool:
         """Is `data` the whole body?"""
         return self.rest is None
+
+    @property
+    def awaits_continue(self) -> bool:
+        """Does nothing of it come before the client is told to go on?"""
+        return self.rest is not None and not self.data and self.rest.awaits_continue
 
     def hold(self) -> None:
         """One more needs the bytes: another `release` is due."""

@@ -27,7 +27,7 @@ from typing import Any, Final, cast
 from aiohttp import web
 from aiohttp.http import StreamWriter
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
-from aiohttp.http_parser import RawRequestMessage
+from aiohttp.http_parser import HttpRequestParser, RawRequestMessage
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 from aiohttp.web_protocol import RequestHandler
 
@@ -48,6 +48,7 @@ _LOG: Final = logging.getLogger(__name__)
 LAST_CALL: Final = 1.0
 """Seconds from the beginning of a drain in which an idle connection may still bring a request."""
 
+_HEAD_END: Final = b"\r\n\r\n"
 _READ_BUFFER: Final = 64 * 1024
 """Of a body, up to twice this waits for its handler; then the client is held back."""
 
@@ -223,12 +224,16 @@ class Connection(Line):
     def _parse(self, data: bytes, *, to_its_end: bool = False) -> None:
         assert self._parser is not None
         body_before = self._upload.total_bytes
+        between = self._upload.is_eof() and not self._fruitless
         try:
             messages, upgraded, tail = self._parser.feed_data(data)
         except LineTooLong:
             self._refuse(Refused(431, Reason.HEAD_TOO_LARGE, "The head of the request is too large."))
             return
         except (HttpProcessingError, ValueError):
+            if between and 4 <= (end := data.find(_HEAD_END) + len(_HEAD_END)) < len(data):
+                self._parse_apart(data, end)
+                return
             self._refuse(Refused(400, Reason.BAD_REQUEST, "This is not a request that can be read without guessing."))
             return
         if not messages:
@@ -246,6 +251,35 @@ class Connection(Line):
                 self._deaf = True
             elif upgraded:
                 self._deaf = True  # it may go on in another protocol, which nobody here speaks
+
+    def _parse_apart(self, data: bytes, end: int) -> None:
+        """Parse once more, head by head: the parser gives none of the requests before the one that broke it."""
+        self._parser = self._new_parser()
+        start = 0
+        while start < len(data):
+            self._parse(data[start:end])
+            start, end = end, len(data)
+            if self._deaf:
+                break
+            if not self._upload.is_eof():
+                head = cast(RawRequestMessage, self._messages[-1][0])
+                end = start + int(head.headers.get("Content-Length", end))
+            elif (found := data.find(_HEAD_END, start)) >= 0:
+                end = found + len(_HEAD_END)
+
+    def _new_parser(self) -> HttpRequestParser:
+        """As the base class makes it."""
+        return HttpRequestParser(
+            self,
+            self._loop,
+            _READ_BUFFER,
+            max_line_size=self._limits.head,
+            max_field_size=self._limits.head,
+            max_headers=self._limits.head,
+            payload_exception=web.RequestPayloadError,
+            auto_decompress=False,
+            max_msg_queue_size=self._max_msg_queue_size,
+        )
 
     def _queue(self, messages: Sequence[tuple[RawRequestMessage, StreamReader]]) -> None:
         for message, payload in messages:

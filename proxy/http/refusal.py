@@ -31,7 +31,7 @@ class Refused(Exception):
         """The refusal as the last bytes of a connection, where there is no request to answer."""
         body = self.message.encode() + b"\n"
         framing = b"Content-Length: %d\r\nConnection: close\r\n" % len(body)
-        return encode_head(self.status, b"", _PLAIN, framing) + body
+        return encode_head(self.status, None, _PLAIN, framing) + body
 
 
 def plain(status: int, message: str) -> Reply:

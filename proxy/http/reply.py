@@ -38,12 +38,15 @@ class ClientConnection(Protocol):
 
 
 @lru_cache(maxsize=256)
-def _status_line(status: int, reason: bytes) -> bytes:
-    return b"HTTP/1.1 %d %b\r\n" % (status, reason or _PHRASES.get(status, b""))
+def _status_line(status: int, reason: bytes | None) -> bytes:
+    return b"HTTP/1.1 %d %b\r\n" % (status, _PHRASES.get(status, b"") if reason is None else reason)
 
 
-def encode_head(status: int, reason: bytes, headers: Headers, framing: bytes) -> bytes:
-    """A whole head. `framing` holds complete lines; framing fields among `headers` are left out."""
+def encode_head(status: int, reason: bytes | None, headers: Headers, framing: bytes) -> bytes:
+    """A whole head. `framing` holds complete lines; framing fields among `headers` are left out.
+
+    reason: None is the usual phrase of the status.
+    """
     fields = [field for field in headers if field[0].lower() not in FRAMING]
     lines = b"\r\n".join(map(b": ".join, fields))
     breaks = len(fields) - 1 if fields else 0
@@ -66,7 +69,7 @@ class Reply(web.StreamResponse):
     body: not sent where none may be; then `Content-Length` is the given one, else that of `body`.
     """
 
-    def __init__(self, status: int, headers: Headers, body: bytes, reason: bytes = b"") -> None:
+    def __init__(self, status: int, headers: Headers, body: bytes, reason: bytes | None = None) -> None:
         # the mapping and header tables of the base class are never asked for, and cost a tenth of a hit
         assert status >= 200, "interim answers are the connection's own"
         self._status = status
@@ -76,7 +79,7 @@ class Reply(web.StreamResponse):
 
     @property
     def reason(self) -> str:
-        return (self._phrase or _PHRASES.get(self._status, b"")).decode("latin-1")
+        return (_PHRASES.get(self._status, b"") if self._phrase is None else self._phrase).decode("latin-1")
 
     async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
         """Send all of it, once; returns when the client has taken enough of it."""
@@ -125,7 +128,7 @@ class StreamReply(web.StreamResponse):
     the body, `abort` gives it up. A body with a declared length that ends short is given up as well.
     """
 
-    def __init__(self, status: int, headers: Headers, reason: bytes = b"") -> None:
+    def __init__(self, status: int, headers: Headers, reason: bytes | None = None) -> None:
         assert status >= 200, "interim answers are the connection's own"
         super().__init__(status=status)
         self._phrase = reason
@@ -136,7 +139,7 @@ class StreamReply(web.StreamResponse):
 
     @property
     def reason(self) -> str:
-        return (self._phrase or _PHRASES.get(self._status, b"")).decode("latin-1")
+        return (_PHRASES.get(self._status, b"") if self._phrase is None else self._phrase).decode("latin-1")
 
     @property
     def aborted(self) -> bool:

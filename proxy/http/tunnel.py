@@ -111,14 +111,14 @@ class End(asyncio.Protocol):
         """The other end takes no more for now."""
         if not self._held:
             self._held = True
-            if not self._ended:
+            if self._readable:
                 self._transport.pause_reading()
             self._watch()
 
     def release(self) -> None:
         if self._held:
             self._held = False
-            if not self._ended:
+            if self._readable:
                 self._transport.resume_reading()
 
     def leave(self, *, reset: bool) -> None:
@@ -194,6 +194,10 @@ class End(asyncio.Protocol):
             self._transport.abort()
         elif self._held or self._ended:
             self._watch()
+
+    @property
+    def _readable(self) -> bool:
+        return not self._ended and not self._transport.is_closing()
 
     @property
     def _socket(self) -> socket.socket:

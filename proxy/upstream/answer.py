@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterable, AsyncIterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Final
 
 from aiohttp.client_exceptions import ClientError
 from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_parser import RawResponseMessage
 from aiohttp.streams import EMPTY_PAYLOAD, StreamReader
 
 from proxy.http.headers import switched, to_client
@@ -28,6 +29,9 @@ from proxy.upstream.settings import Timeouts
 from proxy.upstream.upload import BodyFailed, Stalled, Upload, pieces
 
 Body = bytes | AsyncIterable[bytes | memoryview] | None
+
+Interim = Callable[[int, bytes, Headers], None]
+"""Told status, reason and end-to-end fields of an interim answer, which may be any 1xx but 101."""
 
 AT_ONCE: Final = 1024 * 1024
 """Bytes of a whole body that are handed to the transport in one go; a larger one goes by pieces."""
@@ -41,6 +45,7 @@ class Sent:
     """What one exchange sends. deadline: when it must be over, on the loop's clock.
 
     switch: the head asks for another protocol.
+    interim: told of each interim answer.
     consumed: the reading of a body that is read as it comes was begun.
     """
 
@@ -52,6 +57,7 @@ class Sent:
     deadline: float | None
     timeline: Timeline
     switch: bool = False
+    interim: Interim | None = None
     consumed: bool = False
 
     def least(self, seconds: float | None) -> float | None:
@@ -64,6 +70,10 @@ class Sent:
     @property
     def late(self) -> bool:
         return self.deadline is not None and asyncio.get_running_loop().time() >= self.deadline - EARLY
+
+
+def _reason(message: RawResponseMessage) -> bytes:
+    return message.reason.encode("utf-8", "surrogateescape")
 
 
 class Answer:
@@ -92,7 +102,7 @@ class Answer:
         try:
             async with asyncio.timeout(sent.least(None)) as patience:
                 self._write(patience)
-                message, payload = await link.head()
+                message, payload = await link.head(self._interim)
         except BodyFailed as error:
             raise error.cause from None
         except (ClientError, HttpProcessingError, OSError, Stalled) as error:
@@ -107,10 +117,14 @@ class Answer:
         self._payload = payload
         payload.on_eof(lambda: setattr(timeline, "upstream_end", time.monotonic()))
         self.status = message.code
-        self.reason = message.reason.encode("utf-8", "surrogateescape")
+        self.reason = _reason(message)
         self.headers = (switched if message.code == 101 else to_client)(message.raw_headers)
         if self._upload is not None and message.code >= 300:
             await self._upload.stop()
+
+    def _interim(self, message: RawResponseMessage) -> None:
+        if self._sent.interim is not None:
+            self._sent.interim(message.code, _reason(message), to_client(message.raw_headers))
 
     def _write(self, patience: asyncio.Timeout) -> None:
         """Write head and body; a long body, or one that is read as it comes, goes on in a task of its own."""
@@ -209,7 +223,7 @@ class Answer:
         finally:
             if self.status == 101:
                 self._sent.timeline.upstream_end = time.monotonic()
-            if whole and not self._sent.switch:
+            if whole:
                 self._lent.give_back()
             else:
                 self._lent.drop()

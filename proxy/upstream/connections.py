@@ -27,7 +27,7 @@ from proxy.settings import Seconds
 from proxy.terms import Exchange, Headers, Timeline
 from proxy.upstream import request
 from proxy.upstream.address import Address
-from proxy.upstream.answer import Answer, Body, Sent
+from proxy.upstream.answer import Answer, Body, Interim, Sent
 from proxy.upstream.errors import Retry, UpstreamError
 from proxy.upstream.pool import Pool
 from proxy.upstream.retry_budget import RetryBudget
@@ -120,16 +120,19 @@ class Connections:
         length: int | None = None,
         retriable: bool = False,
         switch: bool = False,
+        interim: Interim | None = None,
         timeline: Timeline | None = None,
     ) -> AbstractAsyncContextManager[Answer]:
         """One request; entered when the head of its answer has come. To leave before its end closes the connection.
 
         target: path and query as they go on the wire. headers: end-to-end fields.
         length: bytes of a body that is read as it comes; None sends it in chunks.
+        interim: told of each interim answer, before the final one.
         switch: the headers ask for another protocol. If the status is 101, `take_over` gives the connection as bytes.
         Entering raises UpstreamError, and whatever reading the body raises.
         """
         sent = self._sent(method, target, headers, body, length=length, switch=switch, timeline=timeline)
+        sent.interim = interim
         return _Opened(self, sent, retriable, self._observe)
 
     async def ask(self, target: str, *, within: float) -> Exchange:

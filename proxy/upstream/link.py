@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import os
 import select
+from collections.abc import Callable
 from typing import Final
 
 from aiohttp.client_exceptions import ClientPayloadError
@@ -75,13 +76,14 @@ class Link(ResponseHandler):
             max_headers=FIELDS,
         )
 
-    async def head(self) -> tuple[RawResponseMessage, StreamReader]:
-        """The final head of the answer, interim ones (100 Continue, 103 Early Hints) passed over."""
+    async def head(self, interim: Callable[[RawResponseMessage], None]) -> tuple[RawResponseMessage, StreamReader]:
+        """The final head of the answer; interim ones (100 Continue, 103 Early Hints) are told to `interim`."""
         while True:
             message, payload = await self.read()
             if message.code >= 200 or message.code == 101:
                 self._headed = True
                 return message, payload
+            interim(message)
 
     def taken_over(self) -> End:
         """After a 101: the connection as bytes, what came behind the head first. ConnectionResetError if it is gone."""

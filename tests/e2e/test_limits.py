@@ -87,16 +87,6 @@ async def test_an_answer_that_cannot_be_read_without_guessing_is_a_502(case: str
         assert (await wire.answer()).status == 200
 
 
-async def test_interim_answers_do_not_go_through() -> None:
-    """103 Early Hints and a backend's own 100 Continue end here; the final answer goes through."""
-    interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n"
-    async with played(answering(interim + b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\na")) as scene:
-        wire = await scene.connect()
-        await wire.send(b"GET / HTTP/1.1\r\n" + HOST + b"\r\n")
-        answer = await wire.answer()
-        assert (answer.status, answer.headers, answer.body) == (200, ((b"Content-Length", b"1"),), b"a")
-
-
 async def test_trailers_and_the_cut_of_chunks_do_not_go_through() -> None:
     """A chunked body arrives byte for byte; its trailers, its chunks' extensions and where it was cut are lost."""
     body = CHUNKED + b"Trailer: X-T\r\n\r\n1;e=f\r\na\r\n2\r\nbc\r\n0\r\nX-T: t\r\n\r\n"
@@ -110,15 +100,6 @@ async def test_trailers_and_the_cut_of_chunks_do_not_go_through() -> None:
         assert request.body == b"abc"
         assert request.values(b"trailer") == request.values(b"x-t") == []
         assert request.values(b"content-length") == [b"3"]  # it had come whole, so its length was known
-
-
-async def test_an_empty_reason_becomes_the_usual_one() -> None:
-    """`HTTP/1.1 404` without a phrase reaches the client as `404 Not Found`; the status is the backend's."""
-    async with played(answering(b"HTTP/1.1 404\r\nContent-Length: 0\r\n\r\n")) as scene:
-        wire = await scene.connect()
-        await wire.send(b"GET / HTTP/1.1\r\n" + HOST + b"\r\n")
-        answer = await wire.answer()
-        assert (answer.status, answer.reason) == (404, b"Not Found")
 
 
 async def test_white_space_around_values_does_not_go_through() -> None:

@@ -52,6 +52,8 @@ async def test_every_method_goes_through(method: bytes, body: bytes) -> None:
 TARGETS = [
     b"/",
     b"//double//slash",
+    b"/bare?",
+    b"/a#fragment?x",
     b"/a%2Fb/../c/./d",
     b"/q?a=b&a=b&&=&x",
     b"/q?x=%20+%zz%",
@@ -118,6 +120,7 @@ async def test_fields_go_through_both_ways() -> None:
         (b"404 No Such Model Here", 404, b"No Such Model Here"),
         (b"418 I'm a caf\xe9", 418, b"I'm a caf\xe9"),
         (b"299 Odd", 299, b"Odd"),
+        (b"404 ", 404, b""),
         (b"500 Internal Server Error", 500, b"Internal Server Error"),
         (b"599 Whatever", 599, b"Whatever"),
         (b"999 Beyond", 999, b"Beyond"),
@@ -187,6 +190,25 @@ async def test_events_come_as_the_backend_sends_them(framing: bytes) -> None:
             assert await wire.chunk() == event
         scene.backend.let("end")
         assert await wire.chunk() == b""
+
+
+async def test_no_request_waits_for_another() -> None:
+    """Two hundred clients reach the backend at once: nothing in Forebay queues what passes through."""
+    count = 200
+
+    def hold(peer: Peer, head: Received) -> None:
+        peer.whole(head)
+        peer.wait("all are there")
+        peer.answer(head.line)
+
+    async with played(hold) as scene:
+        wires = [await scene.connect() for _ in range(count)]
+        for number, wire in enumerate(wires):
+            await wire.send(b"GET /%d HTTP/1.1\r\n" % number + HOST + b"\r\n")
+        await scene.stage.asked(count)
+        scene.backend.let("all are there")
+        for number, wire in enumerate(wires):
+            assert (await wire.answer()).body == b"GET /%d HTTP/1.1" % number
 
 
 async def test_an_upload_arrives_as_it_is_sent() -> None:

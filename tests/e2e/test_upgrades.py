@@ -8,6 +8,7 @@ import hashlib
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -23,7 +24,7 @@ from proxy.http import tunnel
 from proxy.http.connection import Connection
 from proxy.http.tunnel import End
 from tests.e2e.stage import Act, Scene, Stage, played, reply
-from tests.http.wire import Answer, Wire, until
+from tests.http.wire import PATIENCE, Answer, Wire, until
 from tests.parts.forebay import forebay
 from tests.parts.forebay_process import forebay_process
 from tests.parts.raw_backend import Gone, Peer, Received
@@ -200,6 +201,27 @@ async def test_a_refused_upgrade_is_an_answer_as_any_other(framing: bytes) -> No
         assert scrape.total("forebay_requests_total", outcome="bypass") == 1
 
 
+async def test_a_refusal_reaches_a_client_that_goes_on_sending() -> None:
+    """Megabytes sent too early are dropped, so that they do not keep the refusal from its client."""
+
+    def refuse(peer: Peer, head: Received) -> None:
+        peer.whole(head)
+        peer.wait("refuse")
+        peer.answer(b"no", status=b"426 Upgrade Required")
+
+    async with played(refuse) as scene:
+        wire = await scene.connect()
+        wire.writer.write(upgrade() + bytes(8 * MIB))
+        await scene.stage.asked(1)
+        scene.backend.let("refuse")
+        answer = await wire.answer()
+        assert (answer.status, answer.body) == (426, b"no")
+        assert await wire.rest() == b""
+        await until(lambda: not wire.writer.transport.get_write_buffer_size())
+        (connection,) = scene.running.sidecar._server.connections
+        assert not connection._message_tail
+
+
 async def test_it_has_a_connection_of_its_own() -> None:
     """No kept connection is used for it, and none that was asked to switch is used again, agreed or not."""
     async with played(reply, switching(echo), reply, reply) as scene:
@@ -291,6 +313,17 @@ async def test_an_upgrade_behind_other_requests_waits_for_its_turn() -> None:
         assert await wire.read(5) == b"early"
 
 
+async def test_where_early_bytes_cannot_be_told_it_is_a_plain_request() -> None:
+    """Of a protocol that the parser does not know, behind another request in one segment: not passed, so not maimed."""
+    async with played(reply) as scene:
+        wire = await scene.connect()
+        await wire.send(b"GET /1 HTTP/1.1\r\n" + HOST + b"\r\n" + upgrade(b"chat") + b"early")
+        for _ in range(2):
+            assert (await wire.answer()).status == 200
+        assert await wire.rest() == b""
+        assert scene.stage.heads[1].values(b"upgrade") == []
+
+
 async def test_what_the_backend_sends_with_its_101_arrives() -> None:
     """Bytes in the same segment as the 101 are the first that the client reads behind it, even if they are the last."""
 
@@ -303,6 +336,35 @@ async def test_what_the_backend_sends_with_its_101_arrives() -> None:
         wire, _ = await opened(scene)
         assert await wire.rest() == b"\r\n\r\nfirst" * 1000
         await wire.send(b"late")
+        wire.close()
+        await until(lambda: scene.running.sidecar.in_flight == 0)
+
+
+async def test_a_backend_that_says_all_with_its_101_still_hears() -> None:
+    """101, bytes and the end of writing may all be there before Forebay reads: the way to the backend stays open."""
+    said = threading.Event()
+    heard: list[bytes] = []
+
+    def script(peer: Peer, head: Received) -> None:
+        peer.whole(head)
+        peer.wait("agree")
+        peer.send(ACCEPTED + b"all of it")
+        peer.half_close()
+        said.set()
+        late = peer.read(4)
+        peer._backend.note(lambda: heard.append(late))
+        peer.close()
+
+    async with played(script) as scene:
+        wire = await scene.connect()
+        await wire.send(upgrade())
+        await scene.stage.asked(1)
+        scene.backend.let("agree")
+        assert said.wait(20)  # and the loop has not turned
+        assert (await wire.head()).status == 101
+        assert await wire.rest() == b"all of it"
+        await wire.send(b"late")
+        await scene.backend.until(lambda: heard == [b"late"])
         wire.close()
         await until(lambda: scene.running.sidecar.in_flight == 0)
 
@@ -525,11 +587,13 @@ async def test_it_is_one_request_from_its_head_to_its_end() -> None:
     async with played(switching(echo)) as scene:
         sidecar = scene.running.sidecar
         wire, _ = await opened(scene)
+        began = time.monotonic()
         scrape = await scene.running.scrape()
         assert scrape.total("forebay_requests_active") == sidecar.in_flight == 1
         assert scrape.total("forebay_requests_total") == 0
         (connection,) = sidecar._server.connections
         assert repr(connection) == "<Connection taken over queued=0>"
+        lasted = time.monotonic() - began
         wire.end_writing()
         assert await wire.rest() == b"that was all"
         await until(lambda: sidecar.in_flight == 0)
@@ -538,6 +602,9 @@ async def test_it_is_one_request_from_its_head_to_its_end() -> None:
         assert scrape.total("forebay_requests_total", outcome="bypass") == scrape.total("forebay_requests_total") == 1
         assert scrape.total("forebay_decisions_total", decision="bypass", reason="unrecognised") == 1
         assert scrape.total("forebay_upstream_duration_seconds_count", outcome="answered") == 1
+        to_the_101 = sum(scrape.total(f"forebay_upstream_{step}_seconds_sum") for step in ("pool_wait", "ttfb"))
+        assert scrape.total("forebay_upstream_duration_seconds_sum") - to_the_101 >= lasted
+        assert scrape.total("forebay_request_duration_seconds_sum") >= lasted + to_the_101
         await until(lambda: not sidecar._server.connections)
 
 
@@ -603,6 +670,22 @@ async def test_it_is_closed_when_drain_timeout_is_over() -> None:
         assert await wire.rest() == b""
         await until(lambda: bool(ends))
         assert (await scene.running.scrape()).total("forebay_requests_total") == 1
+
+
+async def test_a_backend_that_takes_nothing_does_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When Forebay ends, it waits for nobody who does not read."""
+    monkeypatch.setattr(tunnel, "LINGER", 3600.0)
+
+    def deaf(peer: Peer) -> None:
+        peer.wait("over")
+
+    async with played(switching(deaf)) as scene:
+        wire, _ = await opened(scene)
+        wire.writer.write(bytes(64 * MIB))
+        await until(lambda: "held" in repr(taken(scene)))
+        async with asyncio.timeout(PATIENCE):
+            await scene.running.sidecar._server.close()
+        scene.backend.let("over")
 
 
 # ── real WebSocket on both sides ──────────────────────────────────────────────────────────────────────

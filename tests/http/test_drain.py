@@ -160,8 +160,9 @@ async def test_pipelined_requests_that_came_are_answered(serve: Serve) -> None:
     assert await drained is True
 
 
-async def test_a_stream_under_way_finishes(serve: Serve) -> None:
+async def test_a_stream_under_way_finishes(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream whose head promised to keep the connection is sent to its end, then the connection goes."""
+    monkeypatch.setattr(connection, "LAST_CALL", 0.01)
     go_on = asyncio.Event()
 
     async def handler(request: web.BaseRequest) -> web.StreamResponse:
@@ -176,7 +177,7 @@ async def test_a_stream_under_way_finishes(serve: Serve) -> None:
     await wire.send(GET)
     assert (await wire.head()).get(b"connection") is None
     drained = asyncio.ensure_future(served.server.drain(PATIENCE))
-    await until(lambda: served.server.draining)
+    await until(lambda: served.server.past_last_call)
     go_on.set()
     assert [await wire.chunk() for _ in range(2)] == [b"end", b""]
     assert await wire.rest() == b""

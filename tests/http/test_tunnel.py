@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import socket
+import sys
+import termios
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -13,7 +16,7 @@ from typing import cast
 import pytest
 from aiohttp import web
 
-from proxy.http import tunnel
+from proxy.http import peer, tunnel
 from proxy.http.tunnel import End, Tunnel
 from proxy.http.upgrade import HeadEnds, Switched, protocols
 from tests.http.conftest import Serve
@@ -47,12 +50,18 @@ class Joined:
     over: asyncio.Task[None]
 
 
-async def owned() -> tuple[Wire, Owner]:
+def unread(wire: Wire) -> int:
+    """Bytes that its kernel holds for it."""
+    sock = wire.writer.get_extra_info("socket")
+    return int.from_bytes(fcntl.ioctl(sock.fileno(), termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+async def owned(receive_buffer: int | None = None) -> tuple[Wire, Owner]:
     """A connection: its peer, and the protocol at our side of it."""
     loop = asyncio.get_running_loop()
     owner = Owner()
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        wire = await Wire.connect(listener.getsockname()[:2])
+        wire = await Wire.connect(listener.getsockname()[:2], receive_buffer=receive_buffer)
         sock, _ = listener.accept()
     sock.setblocking(False)
     await loop.connect_accepted_socket(lambda: owner, sock)
@@ -60,8 +69,11 @@ async def owned() -> tuple[Wire, Owner]:
 
 
 @asynccontextmanager
-async def joined(early: tuple[bytes, bytes] = (b"", b"")) -> AsyncIterator[Joined]:
-    (left, one), (right, two) = await owned(), await owned()
+async def joined(
+    early: tuple[bytes, bytes] = (b"", b""), *, receive_buffer: int | None = None
+) -> AsyncIterator[Joined]:
+    """receive_buffer: of the right peer, in bytes."""
+    (left, one), (right, two) = await owned(), await owned(receive_buffer)
     ends = End(one.transport, one, early=early[0]), End(two.transport, two, early=early[1])
     over = asyncio.create_task(Tunnel(*ends).over())
     try:
@@ -83,12 +95,23 @@ async def test_bytes_pass_both_ways_behind_what_came_early() -> None:
         assert await both.left.read(22) == b"early right from right"
 
 
-async def test_each_way_ends_for_itself() -> None:
-    """One peer ends writing, and still reads to the other's end; then both connections are over."""
+async def test_each_way_ends_for_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One peer ends writing, and still reads to the other's end, however late; then both connections are over."""
+    looks: list[bool] = []
+
+    def look(sock: socket.socket) -> bool:
+        looks.append(is_gone(sock))
+        return looks[-1]
+
+    is_gone = peer.is_gone
+    monkeypatch.setattr(peer, "is_gone", look)
+    monkeypatch.setattr(tunnel, "LOOK_AFTER", 0.001)
     async with joined() as both:
         await both.left.send(b"last")
         both.left.end_writing()
         assert await both.right.rest() == b"last"
+        await until(lambda: len(looks) > 3)
+        assert not any(looks)
         await both.right.send(b"x" * MIB)
         assert await both.left.read(MIB) == b"x" * MIB
         assert not both.over.done()
@@ -102,13 +125,17 @@ async def test_each_way_ends_for_itself() -> None:
 
 
 async def test_a_reset_passes_behind_the_bytes_before_it() -> None:
-    """A peer that breaks off makes the other's connection break, once that one has all that came before."""
-    async with joined() as both:
-        await both.left.send(b"x" * MIB)
-        assert await both.right.read(MIB - 1) == b"x" * (MIB - 1)
+    """A peer that breaks off makes the other's connection break, once that one has taken all that came before."""
+    size = 48 * 1024
+    async with joined(receive_buffer=4096) as both:
+        both.right.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a transport that reads
+        await both.left.send(b"x" * size)
+        await until(lambda: both.ends[1]._untaken() + unread(both.right) == size)
+        assert both.ends[1]._untaken() > size // 2
         both.left.reset()
         await until(lambda: both.ends[0].vanished)
-        assert await both.right.read(1) == b"x"
+        both.right.writer.transport.resume_reading()  # type: ignore[attr-defined]  # as above
+        assert await both.right.read(size) == b"x" * size
         with pytest.raises(ConnectionResetError):
             await both.right.rest()
         await both.over
@@ -185,6 +212,17 @@ async def test_whoever_is_cancelled_closes_both() -> None:
         assert repr(Tunnel(*both.ends)).startswith("<Tunnel client=<End gone")
 
 
+async def test_both_go_while_neither_takes_anything() -> None:
+    """Whichever ways are full, the end of the tunnel is the end of both connections."""
+    async with joined() as both:
+        for wire in (both.left, both.right):
+            wire.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a transport that reads
+            wire.writer.write(b"x" * 32 * MIB)
+        await until(lambda: all("held" in repr(end) for end in both.ends))
+        both.over.cancel()
+        await until(lambda: all(end.gone.done() for end in both.ends))
+
+
 async def test_silent_peers_are_probed() -> None:
     """The kernel asks a peer that says nothing whether it is there, so that a lost machine ends the connection."""
     async with joined() as both:
@@ -205,20 +243,21 @@ async def test_a_connection_that_is_gone_cannot_be_taken() -> None:
 
 # ── a client's connection, taken over ─────────────────────────────────────────────────────────────────
 
+EARLY = {"nothing": b"", "what looks like HTTP": b"\r\n\r\nGET /b HTTP/1.1\r\n\r\n", "much": bytes(range(256)) * 4096}
 HEAD = b"GET /a HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: %b\r\n\r\n"
 
 
 @pytest.mark.parametrize("protocol", [b"websocket", b"chat"])
-@pytest.mark.parametrize("early", [b"", b"\r\n\r\nGET /b HTTP/1.1\r\n\r\n", bytes(range(256)) * 4096])
+@pytest.mark.parametrize("early", EARLY.values(), ids=EARLY)
 async def test_a_client_is_taken_over_with_all_that_it_sent(serve: Serve, protocol: bytes, early: bytes) -> None:
-    """What stands behind the head of an upgrade, little or much, is neither HTTP nor lost; a break is no cancellation."""
+    """What stands behind the head of an upgrade is neither HTTP nor lost; no keep-alive ends it."""
     right, owner = await owned()
     go_on, ended = asyncio.Event(), asyncio.Event()
 
     async def handler(request: web.BaseRequest) -> web.StreamResponse:
         await go_on.wait()
         assert protocols(request) == protocol
-        reply = Switched(((b"Upgrade", protocol),), b"")
+        reply = Switched(((b"Upgrade", protocol),), b"Switching Protocols")
         assert repr(reply) == "<Switched not sent>"
         await reply.prepare(request)
         await Tunnel(reply.take_over(request), End(owner.transport, owner)).over()
@@ -237,7 +276,12 @@ async def test_a_client_is_taken_over_with_all_that_it_sent(serve: Serve, protoc
     assert answer.headers == ((b"Upgrade", protocol), (b"Connection", b"Upgrade"))
     await wire.send(b"then")
     assert await right.read(len(early) + 4) == early + b"then"
-    assert repr(connections(served)[0]) == "<Connection taken over queued=0>"
+    (connection,) = connections(served)
+    assert repr(connection) == "<Connection taken over queued=0>"
+    connection._next_keepalive_close_time = 0.0
+    connection._process_keepalive()
+    await wire.send(b"and on")
+    assert await right.read(6) == b"and on"
     wire.reset()
     await ended.wait()
     with pytest.raises(ConnectionResetError):

@@ -195,7 +195,7 @@ class RawBackend:
         self._events: dict[str, threading.Event] = {}
         self._threads: list[threading.Thread] = []
         self._over = False
-        self._listener = socket.create_server(("127.0.0.1", port))
+        self._listener = socket.create_server(("127.0.0.1", port), backlog=1024)
         self.port: int = self._listener.getsockname()[1]
 
     @property

@@ -220,6 +220,13 @@ CLIENTS = [
         asked(1),
     ),
     row(
+        "requests before garbage get their answers, with bodies too",
+        (get(b"/1") + post(b"abc", target=b"/2") + post(b"def", target=b"/3") + b"nonsense\r\n\r\n", END),
+        client.body(b"ok", nth=2),
+        backend.body(b"def", nth=2),
+        asked(3),
+    ),
+    row(
         "a client that has sent all and ends writing gets its answer",
         (get(), HALF_CLOSE, ANSWER),
         status(200),

@@ -32,12 +32,6 @@ LOST: Final = {
     "a method in lower case is another method": "400",
     "a target outside ASCII is kept byte for byte": "400",
     "a first line with another protocol is refused": "read as HTTP",
-    "a backend's refusal spares an upload that waits for 100 Continue": "100 Continue is said by Forebay",
-    "an empty reason stays empty": "becomes the usual one",
-    "103 Early Hints reach the client": "dropped",
-    "103 Early Hints reach the client before the answer exists": "dropped",
-    "a request behind Connection: close is not served": "400 to both",
-    "a request before garbage gets its answer": "400 to both",
     "a client that has sent all and ends writing gets its answer": "taken for one that has left",
 }
 """What Forebay does not keep, and what happens instead; docs/limits.md has each of them."""
