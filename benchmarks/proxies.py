@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -129,7 +129,13 @@ def version(program: str) -> str | None:
     if found is None:
         return None
     said = subprocess.run([found, "-v"], capture_output=True, text=True, check=False)
-    return (said.stdout + said.stderr).split("\n")[0].replace("nginx version: nginx/", "").replace("version", "").split()[-1 if program == "nginx" else 1]
+    return (
+        (said.stdout + said.stderr)
+        .split("\n")[0]
+        .replace("nginx version: nginx/", "")
+        .replace("version", "")
+        .split()[-1 if program == "nginx" else 1]
+    )
 
 
 def _path() -> str:

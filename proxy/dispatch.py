@@ -31,7 +31,7 @@ from typing import Final, Protocol
 
 from proxy.batching.batcher import Batch, Slot
 from proxy.caching.fingerprint import IGNORED
-from proxy.http.headers import get
+from proxy.http.headers import get, to_backend
 from proxy.http.limits import Buffered
 from proxy.protocols.codec import Codec, Part
 from proxy.terms import Exchange, Failure, Headers, Timeline
@@ -51,7 +51,7 @@ _SIGNATURES: Final = 1024  # signatures with strikes that are remembered; the ol
 class Job:
     """The part of one call that goes to the backend, with everything that sending it takes.
 
-    own: the caller's end-to-end fields. joined: those of them that every member of a batch shares.
+    fields: the caller's, as they came. host: the backend's own.
     timeline: the request's own, on the dispatcher's clock.
     singly: it travels as the caller's own bytes and never in company, whatever its part.
     stream: takes over an answer to the caller's own bytes that is too large to be held: what came of it, then the rest.
@@ -62,7 +62,8 @@ class Job:
     model: str
     route: str
     target: str
-    own: Headers
+    fields: Headers
+    host: bytes
     signature: bytes
     timeline: Timeline
     stream: Callable[[Answer, Sequence[bytes]], Awaitable[None]]
@@ -72,6 +73,11 @@ class Job:
     def size(self) -> int:
         """Items that the backend is asked for."""
         return len(self.part.call.items) if self.singly else len(self.part.indexes)
+
+    @property
+    def own(self) -> Headers:
+        """The caller's end-to-end fields. Made when they are needed: of a batch, only the first member's are."""
+        return to_backend(self.fields, host=self.host, identity=True)
 
     @property
     def joined(self) -> Headers:

@@ -36,7 +36,6 @@ from proxy.dispatch import FOR_EVERYBODY, Done, Job, Refused
 from proxy.filling import EXPECTED, EXPECTED_BY_ALL, Filler, Plan
 from proxy.http import refusal
 from proxy.http.body import Body, body_at_hand, pass_body, read_body
-from proxy.http.headers import to_backend
 from proxy.http.limits import Buffered, Limits
 from proxy.http.reply import Reply, StreamReply
 from proxy.protocols.codec import Call, Codec, Endpoint, Part
@@ -104,7 +103,8 @@ class Order:
             model=call.endpoint.model,
             route=visit.route.settings.id,
             target=visit.http.raw_path,
-            own=to_backend(visit.http.raw_headers, host=self.host, identity=True),
+            fields=visit.http.raw_headers,
+            host=self.host,
             signature=visit.route.keys.signature(
                 self.reading.scope, b"%d:" % len(call.company) + call.company + call.shared
             ),

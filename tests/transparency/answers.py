@@ -64,7 +64,6 @@ FIELDS = [
         get(),
         status(200),
         client.only(b"X-A: 1"),
-        client.lacks(b"connection", b"keep-alive"),
         backend=answer(b"X-A: 1", _TWO, body=b"ok"),
     ),
     row(
