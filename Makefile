@@ -1,7 +1,7 @@
 # What can be done here: `make` lists it. Needs Python 3.11 or newer with venv, and nothing else.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint docs bench soak sigterm triton clean
+.PHONY: help setup run test lint docs bench compare-proxies soak sigterm triton clean
 
 # The first Python that is new enough; PYTHON=/path/to/python overrides.
 PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3.14; do \
@@ -12,7 +12,7 @@ TRITON := .venv-triton
 PIP := -m pip --disable-pip-version-check --quiet
 
 help:  ## list what can be done
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
 
 setup: .venv/test  ## everything that development needs, in .venv
 
@@ -39,6 +39,9 @@ docs: .venv/demo  ## write again what is made from the code
 
 bench: .venv/test triton  ## measure against a bare server, the backend and Triton's batcher
 	$(BIN)/python -m benchmarks $(ARGS)
+
+compare-proxies: .venv/test  ## write docs/transparency.md: who passes what on, beside nginx and HAProxy
+	$(BIN)/python -m benchmarks.compare_proxies docs/transparency.md
 
 soak: .venv/test  ## an hour of everything at once, and nothing grows (MINUTES=2 is a short form)
 	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),60) $(ARGS)

@@ -1,6 +1,6 @@
 """Who passes what on: the table of tests/transparency before Forebay, nginx and HAProxy, as Markdown.
 
-    python -m benchmarks.compare_proxies [text that a row's promise holds]
+    python -m benchmarks.compare_proxies [file to write]
 
 What each did instead of what a row promises is told below the table.
 """
@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from pathlib import Path
 
 import uvloop
 
 from benchmarks import proxies
 from proxy import __version__
-from tests.transparency.play import play
+from tests.transparency.play import play, reserved
 from tests.transparency.row import Row
-from tests.transparency.table import TABLE
+from tests.transparency.table import LOST, TABLE
 
 PATIENCE = 2.0
 """Seconds that a client waits before a row has failed."""
@@ -48,39 +48,46 @@ def compared(rows: list[Row]) -> dict[str, Failures]:
             package = "nginx-light" if name == "nginx" else name
             print(f"{name} is not installed and left out: on Debian, `apt-get install {package}`", file=sys.stderr)
             continue
-        backend = proxies.free_port()
-        before: AbstractContextManager[proxies.Address] = start(backend)
-        with before as front:
+        with reserved() as backend, start(backend) as front:
             done[f"{name} {version}"] = uvloop.run(played(rows, front, backend))
     return done
 
 
-def report(done: dict[str, Failures]) -> Iterator[str]:
-    """The table, then what each did instead."""
-    names = list(done)
-    yield f"| | {' | '.join(names)} |"
-    yield "|---" * (len(names) + 1) + "|"
+def summary(done: dict[str, Failures]) -> Iterator[str]:
+    """How many rows of each group every proxy keeps."""
+    yield f"| | rows | {' | '.join(done)} |"
+    yield "|---|" + "---:|" * (len(done) + 1)
     for group, rows in TABLE.items():
-        asked = [row.promise for row in rows if all(row.promise in failures for failures in done.values())]
-        if not asked:
-            continue
-        kept = [sum(not failures[promise] for promise in asked) for failures in done.values()]
-        yield f"| **{group}** | {' | '.join(f'**{count}** of {len(asked)}' for count in kept)} |"
-        for promise in asked:
-            marks = ["yes" if not failures[promise] else "**no**" for failures in done.values()]
-            yield f"| {escaped(promise)} | {' | '.join(marks)} |"
-    total = len(next(iter(done.values())))
+        kept = [sum(not failures[row.promise] for row in rows) for failures in done.values()]
+        yield f"| {group} | {len(rows)} | {' | '.join(map(str, kept))} |"
     kept = [sum(not broken for broken in failures.values()) for failures in done.values()]
-    yield f"| **all** | {' | '.join(f'**{count}** of {total}' for count in kept)} |"
+    total = sum(map(len, TABLE.values()))
+    yield f"| **all** | **{total}** | {' | '.join(f'**{count}**' for count in kept)} |"
+
+
+def details(done: dict[str, Failures]) -> Iterator[str]:
+    """Row by row, who keeps it; then what was otherwise."""
+    yield "\n## What Forebay loses\n"
+    for promise, instead in LOST.items():
+        keepers = [name for name, failures in done.items() if not failures[promise]]
+        yield f"- {escaped(promise)}: {instead}. Kept by {' and '.join(keepers) or 'none of them'}."
+    for group, rows in TABLE.items():
+        yield f"\n## {group}\n"
+        yield f"| | {' | '.join(done)} |"
+        yield "|---" * (len(done) + 1) + "|"
+        for row in rows:
+            marks = ["**no**" if failures[row.promise] else "yes" for failures in done.values()]
+            yield f"| {escaped(row.promise)} | {' | '.join(marks)} |"
     for name, failures in done.items():
-        yield ""
-        yield f"## What {name} does not keep"
-        yield ""
-        broken = {promise: what for promise, what in failures.items() if what}
-        for promise, what in broken.items():
-            yield f"- {escaped(promise)}. Not so: {escaped('; '.join(what))}."
-        if not broken:
-            yield "Nothing in the table."
+        yield f"\n## What was otherwise before {name}\n"
+        for promise, what in failures.items():
+            if what:
+                yield f"- {escaped(promise)}. Not so: {escaped('; '.join(map(short, what)))}."
+
+
+def short(text: str) -> str:
+    """Without the bulk of long bytes."""
+    return text if len(text) <= 160 else f"{text[:150]} ..."
 
 
 def escaped(text: str) -> str:
@@ -102,14 +109,12 @@ they are no judgement of what else the others are good at; where RFC 9112 leaves
 
 
 def main() -> int:
-    """Play, and print."""
-    wanted = " ".join(sys.argv[1:])
-    rows = [row for rows in TABLE.values() for row in rows if wanted in row.promise]
-    if not rows:
-        print(f"no row promises {wanted!r}", file=sys.stderr)
-        return 2
-    print(HEAD)
-    print("\n".join(report(compared(rows))))
+    """Play, print how many, and write the rest to a file if one is named."""
+    done = compared([row for rows in TABLE.values() for row in rows])
+    counts = "\n".join(summary(done))
+    print(counts)
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(f"{HEAD}\n{counts}\n" + "\n".join(details(done)) + "\n")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""nginx, HAProxy and Forebay before one backend, each in a process of its own, on a free port, as transparent as it can be.
+"""nginx, HAProxy and Forebay before one backend: a process each, on a free port, as transparent as it can be.
 
 The configurations switch off what a proxy does on top of passing on (buffering, rewriting, added fields,
 hidden fields, small limits) wherever the proxy has a switch for it. Nothing of the system's own configuration is read.
@@ -7,6 +7,7 @@ hidden fields, small limits) wherever the proxy has a switch for it. Nothing of 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -76,6 +77,7 @@ defaults
   timeout client 60s
   timeout server 60s
   option http-keep-alive
+  option http-no-delay
   http-reuse safe
   retries 1
   retry-on conn-failure empty-response
@@ -88,8 +90,7 @@ backend back
 """
 
 
-def free_port() -> int:
-    """A port of loopback that nobody listens on."""
+def _free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
@@ -116,7 +117,7 @@ def haproxy(backend: int) -> Iterator[Address]:
 @contextmanager
 def forebay(backend: int) -> Iterator[Address]:
     """Forebay out of the box."""
-    port = free_port()
+    port = _free_port()
     listen = ("--listen", f"127.0.0.1:{port}", "--admin", "127.0.0.1:0")
     command = [sys.executable, "-m", "proxy", "serve", "--upstream", f"http://127.0.0.1:{backend}", *listen]
     with _running(command, port):
@@ -129,13 +130,8 @@ def version(program: str) -> str | None:
     if found is None:
         return None
     said = subprocess.run([found, "-v"], capture_output=True, text=True, check=False)
-    return (
-        (said.stdout + said.stderr)
-        .split("\n")[0]
-        .replace("nginx version: nginx/", "")
-        .replace("version", "")
-        .split()[-1 if program == "nginx" else 1]
-    )
+    number = re.search(r"\d+(\.\d+)+", said.stdout + said.stderr)
+    return number[0] if number else ""
 
 
 def _path() -> str:
@@ -145,7 +141,7 @@ def _path() -> str:
 @contextmanager
 def _configured(name: str, text: str, backend: int) -> Iterator[tuple[Path, int]]:
     with tempfile.TemporaryDirectory() as folder:
-        file, port = Path(folder) / name, free_port()
+        file, port = Path(folder) / name, _free_port()
         file.write_text(text.format(folder=folder, backend=backend, port=port))
         yield file, port
 

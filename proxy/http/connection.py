@@ -143,6 +143,8 @@ class Connection(Line):
             server.in_flight -= 1
             self._current_request = None
             request._task = None  # type: ignore[assignment]  # noqa: SLF001  # a cycle that would keep both alive
+            if (broken := payload.exception()) is not None:
+                broken.__traceback__ = None  # another: its frames hold the body that holds it
         return response is not None and bool(response.keep_alive)
 
     async def _respond(self, request: Request) -> web.StreamResponse | None:
@@ -323,7 +325,7 @@ class Connection(Line):
     def taken_over(self) -> End:
         """The connection as bytes. Who leaves it is from here on the tunnel's matter: its handler is not cancelled."""
         self._resume_transport_reading()
-        self._taken = End(self.transport, self, early=bytes(self._message_tail), full=self._paused)
+        self._taken = End(self.transport, self, early=bytes(self._message_tail))
         self._message_tail = b""
         self._cut = True
         return self._taken
@@ -356,6 +358,12 @@ class Connection(Line):
         """Is nothing of a next request here, not even in the kernel?"""
         transport = self.transport
         return transport is None or not (self._fruitless or peer.has_unread(transport.get_extra_info("socket")))
+
+    def over(self) -> None:
+        """Its task has ended: let go of what refers to it, or it would wait for the cycle collector, parser and all."""
+        self.life = None
+        self._upload = EMPTY_PAYLOAD
+        self._messages.clear()
 
     def finish(self) -> None:
         """The last call is over: an idle connection goes now, any other after the answers it owes."""
@@ -482,6 +490,7 @@ class HttpServer(web.Server):
 
     def _forget(self, handler: RequestHandler) -> None:
         self._connections.pop(handler, None)
+        cast(Connection, handler).over()
         if not self._connections:
             self._empty.set()
 

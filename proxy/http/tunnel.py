@@ -35,37 +35,28 @@ class End(asyncio.Protocol):
     """One of the two connections. Made, it holds its transport back until a `Tunnel` joins it to another.
 
     owner: the protocol that had the connection before; it is told of the loss.
-    early: what came behind the last message of HTTP. ended: its peer writes no more. full: its transport takes no more.
+    early: what came behind the last message of HTTP.
     Raises ConnectionResetError where the connection is gone.
     """
 
-    def __init__(
-        self,
-        transport: asyncio.Transport | None,
-        owner: asyncio.BaseProtocol,
-        *,
-        early: bytes = b"",
-        ended: bool = False,
-        full: bool = False,
-    ) -> None:
+    def __init__(self, transport: asyncio.Transport | None, owner: asyncio.BaseProtocol, *, early: bytes = b"") -> None:
         if transport is None or transport.is_closing():
             raise ConnectionResetError("the connection is gone")
         loop = asyncio.get_running_loop()
         self.gone: asyncio.Future[None] = loop.create_future()
         self.vanished = False
-        self.full = full
+        self.full = False  # its transport takes no more for now
         self._loop = loop
         self._transport = transport
         self._owner = owner
         self._other = self
         self._early = early
-        self._ended = ended
+        self._ended = False  # its peer writes no more
         self._held = True  # its transport is not read
         self._shut = False  # we write no more
         self._leaving = False  # the other end has gone
         self._timer: asyncio.TimerHandle | None = None
-        if not ended:
-            transport.pause_reading()
+        transport.pause_reading()
         transport.set_protocol(self)
         peer.probe(transport.get_extra_info("socket"))
 
@@ -80,9 +71,7 @@ class End(asyncio.Protocol):
         if self._early:
             other.write(self._early)
             self._early = b""
-        if self._ended:
-            other.end_writing()
-        if other.full:
+        if other.full:  # with that alone
             self._watch()
         else:
             self.release()

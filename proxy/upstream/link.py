@@ -50,7 +50,6 @@ class Link(ResponseHandler):
         self._busy = False
         self._headed = False  # the final head was taken: whatever follows the body is too much
         self._spoilt = False
-        self._ended = False  # the backend writes no more
         self._poll: select.poll | None = None
         self._spare = -1  # a second descriptor of the socket, while `hold` is in force
 
@@ -88,7 +87,7 @@ class Link(ResponseHandler):
     def taken_over(self) -> End:
         """After a 101: the connection as bytes, what came behind the head first. ConnectionResetError if it is gone."""
         tail, self._tail = self._tail, b""
-        return End(self.transport, self, early=tail, ended=self._ended, full=self._paused)
+        return End(self.transport, self, early=tail)
 
     def write(self, *pieces: bytes | bytearray | memoryview) -> None:
         """Hand bytes to the transport; ConnectionResetError if there is none any more."""
@@ -177,7 +176,6 @@ class Link(ResponseHandler):
     def eof_received(self) -> bool:  # type: ignore[override]  # aiohttp never keeps a connection open
         """An end of writing that comes with a 101 leaves the way to the backend open."""
         super().eof_received()
-        self._ended = True
         return self._upgraded and self.transport is not None and self.transport.can_write_eof()
 
     def connection_lost(self, exc: BaseException | None) -> None:

@@ -63,6 +63,8 @@ class Upload:
             await self._send()
         except (BodyFailed, Stalled, ClientError, OSError) as error:
             self._link.fail(error)
+        finally:
+            self._on_done = _nothing  # it refers to the answer, which refers to this
 
     async def _send(self) -> None:
         link, left = self._link, self._length
@@ -109,6 +111,10 @@ class Upload:
 
     def __repr__(self) -> str:
         return f"<Upload {'done' if self.done else 'stopped' if self._task.done() else 'under way'}>"
+
+
+def _nothing() -> None:
+    pass
 
 
 async def pieces(body: bytes) -> AsyncIterator[memoryview]:

@@ -21,7 +21,7 @@ from proxy.http.tunnel import End, Tunnel
 from proxy.http.upgrade import HeadEnds, Switched, protocols
 from tests.http.conftest import Serve
 from tests.http.test_connection import connections
-from tests.http.wire import Wire, until
+from tests.http.wire import PATIENCE, Wire, until
 
 MIB = 2**20
 
@@ -142,6 +142,15 @@ async def test_a_reset_passes_behind_the_bytes_before_it() -> None:
         assert [end.vanished for end in both.ends] == [True, False]
 
 
+async def test_who_takes_nothing_of_what_came_early_holds_the_other_back() -> None:
+    """Where what came early fills the way already, nothing more is read until it has been taken."""
+    async with joined((bytes(8 * MIB), b"")) as both:
+        assert "held" in repr(both.ends[0])
+        await both.left.send(b"then")
+        assert await both.right.read(8 * MIB + 4) == bytes(8 * MIB) + b"then"
+        assert "held" not in repr(both.ends[0])
+
+
 async def test_who_does_not_read_holds_the_other_back() -> None:
     """Only a buffer of what a peer does not read is held; when it reads, all of it comes."""
     async with joined() as both:
@@ -210,6 +219,20 @@ async def test_whoever_is_cancelled_closes_both() -> None:
         assert await both.left.rest() == await both.right.rest() == b""
         await until(lambda: all(end.gone.done() for end in both.ends))
         assert repr(Tunnel(*both.ends)).startswith("<Tunnel client=<End gone")
+
+
+async def test_who_is_held_back_is_let_go_when_the_other_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a client still sends to an end that has gone is dropped, so that it can end in order."""
+    monkeypatch.setattr(tunnel, "LINGER", 3600.0)
+    async with joined() as both:
+        both.right.writer.transport.pause_reading()  # type: ignore[attr-defined]  # a transport that reads
+        both.left.writer.write(b"x" * 32 * MIB)
+        await until(lambda: "held" in repr(both.ends[0]))
+        both.ends[1].drop()
+        assert await both.left.rest() == b""
+        both.left.close()
+        async with asyncio.timeout(PATIENCE):
+            await both.over
 
 
 async def test_both_go_while_neither_takes_anything() -> None:

@@ -265,6 +265,9 @@ class RawBackend:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what is sent arrives now, not after an ACK
             peer = Peer(self, sock, len(self.peers))
             self.note(functools.partial(self.peers.append, peer))
+            if self._over:  # it came in the moment of the end, which may not have seen it
+                peer.shut()
+                return
             self._start(functools.partial(self._run, peer))
 
     def _run(self, peer: Peer) -> None:

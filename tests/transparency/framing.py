@@ -172,7 +172,7 @@ def _no_answer(what: str, raw: bytes) -> Row:
 
 
 def _bad_gateway(what: str, raw: bytes) -> Row:
-    """It is a 5xx of the proxy (or a GET is tried again); its bytes go to nobody, and the client's connection goes on."""
+    """It is a 5xx of the proxy (or a GET is tried again); its bytes reach nobody, the client's connection goes on."""
     return row(
         f"an answer with {what} is passed to nobody, and the next request is served",
         (get(), ANSWER, get(b"/next"), Answers(2)),

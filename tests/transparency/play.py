@@ -10,13 +10,14 @@ import asyncio
 import re
 import socket
 import struct
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Final, cast
 
 from tests.parts.raw_backend import Peer, RawBackend, Received
 from tests.transparency.row import (
     CLOSE,
+    CONTINUE,
     END,
     GONE,
     HALF_CLOSE,
@@ -146,7 +147,7 @@ class Backend:
         self.raw.note(note)
         return numbers[0], self._row.backend[min(numbers[0], len(self._row.backend) - 1)]
 
-    def _play(self, peer: Peer, number: int, act: Act) -> bool:
+    def _play(self, peer: Peer, number: int, act: Act) -> bool:  # noqa: PLR0912  # a branch a step
         """True if another request may follow on this connection."""
         for step in (WHOLE, act) if isinstance(act, bytes) else act:
             match step:
@@ -162,6 +163,9 @@ class Backend:
                 case _ if step is WHOLE:
                     if not self._read(peer, number):
                         return False
+                case _ if step is CONTINUE:
+                    if self.seen.messages[number].values(b"expect"):
+                        peer.send(b"HTTP/1.1 100 Continue\r\n\r\n")
                 case _ if step is GONE:
                     peer.until_gone()
                 case _ if step is HALF_CLOSE:
@@ -193,6 +197,16 @@ class Backend:
     def _whole(self, number: int, body: bytes) -> None:
         was = self.seen.messages[number]
         self.seen.messages[number] = Message(was.line, was.fields, body, whole=True)
+
+
+@contextmanager
+def reserved() -> Iterator[int]:
+    """A port for a backend that comes and goes, which meanwhile nobody else is given."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        port: int = holder.getsockname()[1]
+        yield port
 
 
 async def play(row: Row, port: int, front: Address, *, patience: float = 10.0) -> Seen:

@@ -20,7 +20,7 @@ HOST = b"Host: front"
 
 
 class Do(Enum):
-    """Steps without anything to say. The last four are the backend's alone, the first three either side's."""
+    """Steps of either side, of the client (END, RESTART) and of the backend (the last three)."""
 
     CLOSE = "close"
     RESET = "reset"
@@ -29,9 +29,10 @@ class Do(Enum):
     RESTART = "the backend goes and comes back"
     WHOLE = "read the body of the request"
     GONE = "read until the other side is gone"
+    CONTINUE = "say 100 Continue, if the request asks for it"
 
 
-CLOSE, RESET, HALF_CLOSE, END, RESTART, WHOLE, GONE = Do
+CLOSE, RESET, HALF_CLOSE, END, RESTART, WHOLE, GONE, CONTINUE = Do
 
 
 @dataclass(frozen=True, slots=True)

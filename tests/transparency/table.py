@@ -28,10 +28,10 @@ TABLE: Final[dict[str, list[Row]]] = {
 }
 
 LOST: Final = {
-    "a method nobody knows goes through": "400",
+    "a method nobody knows goes through": "400, for the parser knows a list of methods",
     "a method in lower case is another method": "400",
-    "a target outside ASCII is kept byte for byte": "400",
+    "a target outside ASCII is kept byte for byte": "400; percent-encoded it goes through",
     "a first line with another protocol is refused": "read as HTTP",
-    "a client that has sent all and ends writing gets its answer": "taken for one that has left",
+    "a client that has sent all and ends writing gets its answer": "taken for one that has left, and given up",
 }
 """What Forebay does not keep, and what happens instead; docs/limits.md has each of them."""

@@ -9,8 +9,7 @@ import pytest
 import uvloop
 
 from tests.parts.forebay import forebay
-from tests.parts.raw_backend import RawBackend
-from tests.transparency.play import play
+from tests.transparency.play import play, reserved
 from tests.transparency.row import Row
 from tests.transparency.table import LOST, TABLE
 
@@ -25,11 +24,10 @@ def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.Abstrac
 
 async def failures(row: Row, *, patience: float = PATIENCE) -> list[str]:
     """Play it through a Forebay of its own."""
-    with RawBackend(lambda _: None) as free:
-        port = free.port
-    async with forebay(f"http://127.0.0.1:{port}") as running:
-        host, _, front = running.sidecar.data_address.rpartition(":")
-        return row.failures(await play(row, port, (host, int(front)), patience=patience))
+    with reserved() as port:
+        async with forebay(f"http://127.0.0.1:{port}") as running:
+            host, _, front = running.sidecar.data_address.rpartition(":")
+            return row.failures(await play(row, port, (host, int(front)), patience=patience))
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.promise not in LOST], ids=lambda row: row.promise)
