@@ -17,7 +17,7 @@ from tests.parts.redis import free_port
 START_WITHIN = 20.0  # seconds
 
 CONFIG = """\
-upstream: {timeout: {first_byte: 1s}, keepalive: 1s}
+upstream: {timeout: {first_byte: 3s}, keepalive: 1s}
 cache: {memory: %s, finish_abandoned: 1s}
 limits: {parse: 256KiB}
 """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import json
 import random
 import struct
@@ -198,7 +199,8 @@ class Traffic:
                 yield body[start : start + 50_000]
 
         kills = self.kills
-        status, got = await self._fetch("POST", "/soak/digest", pieces() if self.chance.random() < 0.5 else body)
+        sent = pieces() if self.chance.random() < 0.5 else io.BytesIO(body)
+        status, got = await self._fetch("POST", "/soak/digest", sent)
         self.judge("upload", got == digest(body).encode(), kills, (size, status, got[:200]))
 
     async def large(self) -> None:

@@ -143,8 +143,6 @@ class Connection(Line):
             server.in_flight -= 1
             self._current_request = None
             request._task = None  # type: ignore[assignment]  # noqa: SLF001  # a cycle that would keep both alive
-            if (broken := payload.exception()) is not None:
-                broken.__traceback__ = None  # another: its frames hold the body that holds it
         return response is not None and bool(response.keep_alive)
 
     async def _respond(self, request: Request) -> web.StreamResponse | None:

@@ -408,4 +408,4 @@ async def test_a_connection_tells_the_truth_about_itself(serve: Serve) -> None:
     assert repr(served.server) == "<HttpServer serving connections=1 in_flight=1>"
     wire.close()
     await until(lambda: not connections(served))
-    assert repr(line) == "<Connection closed queued=2>"
+    assert repr(line) == "<Connection closed queued=0>"
