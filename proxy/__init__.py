@@ -2,7 +2,7 @@
 
 Imports go down only (tests/test_layers.py parses them): settings, terms → http, protocols, caching,
 batching → telemetry → upstream → routing, cache_status → relay, dispatch → filling → readings →
-pipeline → config → admin → sidecar → measure → demo → cli. Read `pipeline.py` first: the life of a call on one screen.
+orders → answers → pipeline → config → admin → sidecar → measure → demo → cli. Read `pipeline.py` first: the life of a call on one screen.
 Pure files know no clock, loop or socket; drivers that do are thin. docs/architecture.md is the map.
 """
 

@@ -25,6 +25,7 @@ from aiohttp import web
 
 from proxy import __version__
 from proxy.admin import Admin, Watched
+from proxy.answers import Answers
 from proxy.batching.batcher import Batcher
 from proxy.caching.fingerprint import Keys, Tenant
 from proxy.caching.memory_store import MemoryStore
@@ -35,9 +36,11 @@ from proxy.config import CannotStart, Settings, as_dict
 from proxy.config_rules import host_port
 from proxy.dispatch import AskAlone, Dispatcher, Done, Job, Room
 from proxy.filling import Filler
-from proxy.http.connection import HttpServer
 from proxy.http.limits import Buffered
-from proxy.pipeline import Pipeline, Route
+from proxy.http.server import HttpServer
+from proxy.orders import Route
+from proxy.pipeline import Pipeline
+from proxy.readings import Readings
 from proxy.relay import Relay
 from proxy.telemetry.loop_lag import LoopLag
 from proxy.telemetry.metrics import Metrics
@@ -87,6 +90,15 @@ class Sidecar:
             observe=lambda route, result, items: self.metrics.route(route).stores[result].add(items),
             unix_time=unix_time,
         )
+        readings = Readings()
+        answers = Answers(
+            tiers=self.tiers,
+            uncacheable=uncacheable,
+            filler=self._filler,
+            readings=readings,
+            metrics=self.metrics,
+            unix_time=unix_time,
+        )
         self.pipeline = Pipeline(
             routes=table,
             route_parts={
@@ -100,9 +112,8 @@ class Sidecar:
             limits=settings.limits,
             buffered=buffered,
             models=self.models,
-            tiers=self.tiers,
-            uncacheable=uncacheable,
-            filler=self._filler,
+            readings=readings,
+            answers=answers,
             relay=Relay(self.connections),
             host=self.connections.host,
             target=self.connections.target,
@@ -110,7 +121,7 @@ class Sidecar:
             metrics=self.metrics,
             unix_time=unix_time,
         )
-        self.metrics.watch_memory(memory, lambda: self.pipeline.flights.mismatches)
+        self.metrics.watch_memory(memory, lambda: answers.flights.mismatches)
         self._server = HttpServer(self.pipeline.handle, settings.limits, refused=self._refused)
         self._lag = LoopLag(self.metrics.loop_lag.observe)
         self._admin: web.AppRunner | None = None
@@ -210,7 +221,7 @@ class Sidecar:
             "process": {
                 "connections": len(self._server.connections),
                 "in_flight": self.in_flight,
-                "flights": len(self.pipeline.flights),
+                "flights": len(self.pipeline.answers.flights),
                 "tasks": len(asyncio.all_tasks()),
                 "full_collections": gc.get_stats()[2]["collections"],
             },

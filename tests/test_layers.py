@@ -29,6 +29,8 @@ RANKS = {
             "relay dispatch",
             "filling",
             "readings",
+            "orders",
+            "answers",
             "pipeline",
             "config",
             "admin",

@@ -31,7 +31,7 @@ class Run:
     waits: list[float]
 
 
-def simulate(
+def simulate(  # noqa: C901 - an event loop of its own: its branches are its events
     rule: Rule,
     *,
     answers: int,

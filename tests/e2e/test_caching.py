@@ -574,7 +574,7 @@ async def test_a_route_that_is_off_only_passes_through(with_config: Callable[[st
         await ask(running, call(1), path=path)
         assert len(backend.requests) == 4
         assert len(running.sidecar.tiers.memory) == 0
-        assert len(running.sidecar.pipeline.flights) == 0
+        assert len(running.sidecar.pipeline.answers.flights) == 0
         scrape = await running.scrape()
         assert scrape.total("forebay_cache_items_total") == 0
         assert scrape.total("forebay_batch_items_count", route="untouched") == 0
@@ -589,7 +589,7 @@ async def test_a_route_may_join_without_caching(with_config: Callable[[str], Any
         path = "/v2/models/double/versions/2/infer"
         callers = [begin(running, call(1, id=f"{n}"), path=path) for n in range(3)]
         await running.until(lambda: running.sidecar.metrics.route("uncached").queue_depth.value == 3)
-        assert running.sidecar.pipeline.flights.waiting == 1  # the holder's
+        assert running.sidecar.pipeline.answers.flights.waiting == 1  # the holder's
         backend.gate.set()
         await holder
         for number, caller in enumerate(callers):
@@ -896,7 +896,7 @@ async def test_patience_with_what_nobody_waits_for_ends(
         caller = begin(running, call(1))
         await backend.has_received(1)
         await leaves(caller)
-        await running.until(lambda: len(running.sidecar.pipeline.flights) == 0)
+        await running.until(lambda: len(running.sidecar.pipeline.answers.flights) == 0)
         retry = begin(running, call(1))
         await backend.has_received(2)
         backend.gate.set()
@@ -916,7 +916,7 @@ async def test_only_so_many_computations_go_on_for_nobody(
             await backend.has_received(number)
             await leaves(caller)
             await running.coalescing(0)
-        await running.until(lambda: len(running.sidecar.pipeline.flights) == 3)
+        await running.until(lambda: len(running.sidecar.pipeline.answers.flights) == 3)
         backend.gate.set()
         await running.until(lambda: len(running.sidecar.tiers.memory) == 3)
         assert (await ask(running, call(3, 4, 5))).cache.startswith("Forebay; hit")
@@ -950,7 +950,7 @@ async def test_uncacheable_items_do_not_queue_behind_each_other(clock: Clock) ->
         backend.gate.clear()
         callers = [begin(running, call(1), headers={"Forebay-Batch": "off"}) for _ in range(3)]
         await backend.has_received(4)
-        assert running.sidecar.pipeline.flights.waiting == 0
+        assert running.sidecar.pipeline.answers.flights.waiting == 0
         backend.gate.set()
         for caller in callers:
             assert (await caller).cache == "Forebay; fwd=miss; detail=no_store"

@@ -133,7 +133,7 @@ async def test_each_caller_gets_exactly_its_own_answer(seed: int, faults: Sequen
         assert ("504" in world.seen) == (Fault.HANG in faults), world.seen
         assert max(backend.batch_sizes) > 8, "nothing was joined, so nothing was tried"
         await running.until(lambda: running.sidecar.in_flight == 0)
-        await running.until(lambda: len(running.sidecar.pipeline.flights) == 0)
+        await running.until(lambda: len(running.sidecar.pipeline.answers.flights) == 0)
         scrape = await running.scrape()
         assert scrape.total("forebay_requests_active") == 0
         assert scrape.total("forebay_queue_depth") == 0

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import pytest
 import uvloop
 
-from proxy.http.connection import Handler, HttpServer
+from proxy.http.connection import Handler
 from proxy.http.limits import Limits
+from proxy.http.server import HttpServer
 from proxy.terms import Reason
 from tests.http.wire import Wire
 

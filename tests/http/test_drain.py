@@ -9,7 +9,7 @@ import socket
 import pytest
 from aiohttp import web
 
-from proxy.http import connection, line
+from proxy.http import line, server
 from proxy.http.body import read_body
 from proxy.http.connection import Connection
 from proxy.http.limits import Buffered, Limits
@@ -132,7 +132,7 @@ async def test_idle_connections_go_after_the_last_call(serve: Serve, monkeypatch
     wire = await served.connect()
     assert await served.server.drain(0.02) is True
     assert await wire.rest() == b""
-    monkeypatch.setattr(connection, "LAST_CALL", 0.02)
+    monkeypatch.setattr(server, "LAST_CALL", 0.02)
     served = await serve(echo)
     served = await serve(echo)
     idle = [await served.connect() for _ in range(3)]
@@ -162,7 +162,7 @@ async def test_pipelined_requests_that_came_are_answered(serve: Serve) -> None:
 
 async def test_a_stream_under_way_finishes(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stream whose head promised to keep the connection is sent to its end, then the connection goes."""
-    monkeypatch.setattr(connection, "LAST_CALL", 0.01)
+    monkeypatch.setattr(server, "LAST_CALL", 0.01)
     go_on = asyncio.Event()
 
     async def handler(request: web.BaseRequest) -> web.StreamResponse:

@@ -47,7 +47,7 @@ class Running:
 
     async def coalescing(self, callers: int) -> None:
         """So many callers wait for flights, leaders included."""
-        flights = self.sidecar.pipeline.flights
+        flights = self.sidecar.pipeline.answers.flights
         await self.until(lambda: flights.waiting == callers)
 
     async def infer(
