@@ -176,3 +176,30 @@ async def test_every_failure_is_counted_once(running: Running, backend: ModelSer
     assert scrape.total("forebay_requests_total") == 6
     assert scrape.total("forebay_request_duration_seconds_count") == 6
     assert scrape.total("forebay_requests_active") == 0
+
+
+async def test_a_full_queue_refuses_at_once_and_says_when_to_come_back(backend: ModelServer, tmp_path: Any) -> None:
+    """Above `batch.max_queue` a call gets 503 in the protocol's shape with Retry-After, before it has waited at all."""
+    config = tmp_path / "forebay.yaml"
+    config.write_text("batch: {max_queue: 2, max_size: 2}\n")
+    async with forebay(backend.url, config=config) as running:
+        await running.knows("double")
+        backend.gate.clear()
+        first = asyncio.create_task(running.infer("double", call(next(FRESH))))
+        await backend.has_received(1)
+        deeper = asyncio.create_task(running.infer("double", call(10, 11)))  # full: it may queue one deeper
+        await backend.has_received(2)
+        waiting = [
+            asyncio.create_task(running.infer("double", call(20))),
+            asyncio.create_task(running.infer("double", call(21))),
+        ]
+        await running.queued(2)
+        status, body, headers = await running.infer("double", call(30))
+        assert (status, set(body)) == (503, {"error"})
+        assert int(headers["Retry-After"]) >= 1
+        backend.gate.set()
+        await asyncio.gather(first, deeper)
+        assert [data((await one)[1]) for one in waiting] == [answer(20), answer(21)]
+        scrape = await running.scrape()
+        assert scrape.total("forebay_requests_total", outcome="rejected") == 1
+        assert scrape.total("forebay_decisions_total", reason="queue_full") == 1
