@@ -187,7 +187,8 @@ async def test_a_refusal_before_the_end_of_an_upload_reaches_the_caller(whole: b
                 assert await answer.read() == b"too large"
                 await asyncio.sleep(0)
                 assert pulled == stopped_at
-            assert timeline.request_written != timeline.request_written  # nan: it never was
+            if not whole:  # one that has an end may all have been taken before its refusal was read
+                assert timeline.request_written != timeline.request_written  # nan: it never was
             assert repr(connections) == f"<Connections {backend.url} busy=0 idle=0>"
             assert (await connections.exchange("POST", "/", (), b"next")).body == b"next"
 
