@@ -27,12 +27,16 @@ from proxy.upstream.connections import Answer, UpstreamError
 
 @dataclass(slots=True, eq=False)
 class Route:
-    """A configured route with what is made for it once. `plans`: for each model in use, batched and not."""
+    """A configured route with what is made for it once.
+
+    plans: for each model in use, batched and not. warned: that answers of unknown weights are kept but shortly.
+    """
 
     settings: RouteSettings
     metrics: RouteMetrics
     keys: Keys
     plans: dict[str, tuple[Plan, Plan]] = field(default_factory=dict)
+    warned: bool = False
 
 
 @dataclass(slots=True, eq=False)

@@ -25,7 +25,7 @@ from proxy.answers import Answers
 from proxy.batching.batcher import QueueFull
 from proxy.batching.settings import BatchMode
 from proxy.caching.fingerprint import Tenant
-from proxy.caching.policy import CacheMode, CacheUse, directives
+from proxy.caching.policy import TTL_WITHOUT_IDENTITY, CacheMode, CacheUse, directives
 from proxy.dispatch import Refused
 from proxy.filling import EXPECTED, Plan
 from proxy.http import refusal
@@ -261,6 +261,15 @@ class Pipeline:
             if len(route.plans) >= MODELS_IN_USE:
                 route.plans.clear()
             route.plans[model.name] = plans
+            if not identity.known and settings.cache.mode is CacheMode.ON and not route.warned:
+                route.warned = True  # once: a scan of random names must not fill the log
+                log.warning(
+                    "model %r, route %s: nothing the backend says would show other weights, so answers are kept "
+                    "%g s at most; with model.revision configured, cache.ttl holds",
+                    model.name,
+                    settings.id,
+                    TTL_WITHOUT_IDENTITY,
+                )
             if model.listed:
                 self._metrics.models.listed(model.name)
                 self._metrics.slots(self._target, model.name, plan.slots)

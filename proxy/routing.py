@@ -112,5 +112,12 @@ class Routes:
         yield from self._routes
         yield self._default
 
+    def reached(self) -> Iterator[RouteSettings]:
+        """The routes that a request can have: none behind one that everything fits."""
+        for route in self:
+            yield route
+            if route.match == Match():
+                return
+
     def __repr__(self) -> str:
         return f"<Routes {', '.join(route.id for route in self)}>"

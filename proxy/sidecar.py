@@ -132,6 +132,11 @@ class Sidecar:
         """Open both listeners. Raises CannotStart where an address cannot be had."""
         self._lag.start()
         if self.redis is not None:
+            if alone := [route.id for route in self.settings.table().reached() if not route.model.revision]:
+                log.warning(
+                    "redis: what these routes store is read by this process alone, for they have no model.revision: %s",
+                    ", ".join(alone),
+                )
             await self.redis.start()
         host, port = host_port(self.settings.admin)
         watched = Watched(

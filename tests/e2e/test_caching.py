@@ -188,17 +188,24 @@ async def test_a_route_has_its_own_lifetime(with_config: Callable[[str], Any]) -
             assert 0.9 * ttl - 1 <= (await ask(running, call(1), path=path)).ttl <= 1.1 * ttl
 
 
-async def test_an_answer_of_unknown_weights_is_kept_a_minute_at_most(with_config: Callable[[str], Any]) -> None:
-    """Where the backend says nothing of its model's identity, and the operator does not, lifetimes are short."""
+async def test_an_answer_of_unknown_weights_is_kept_a_minute_at_most(
+    with_config: Callable[[str], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where backend and operator say nothing of a model's identity, lifetimes are short, and the log says so, once."""
     path = "/v2/models/double-2/infer"  # not listed
     async with with_config("") as running:
         await running.knows("double-2")
         await ask(running, call(1), path=path)
         assert (await ask(running, call(1), path=path)).ttl <= 60
+        await running.knows("double-3")
+        await ask(running, call(1), path="/v2/models/double-3/infer")
+        assert caplog.text.count("answers are kept 60 s at most") == 1
+    caplog.clear()
     async with with_config("routes: [{id: known, match: {path: '*'}, model: {revision: '7'}}]") as running:
         await running.knows("double-2")
         await ask(running, call(1), path=path)
         assert (await ask(running, call(1), path=path)).ttl > 0.9 * TTL - 1
+    assert "answers are kept" not in caplog.text
 
 
 @pytest.mark.parametrize(

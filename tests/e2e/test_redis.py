@@ -71,7 +71,9 @@ def looked_up(scrape: Scrape, result: str) -> int:
     return int(scrape.total("forebay_cache_lookup_duration_seconds_count", tier="redis", result=result))
 
 
-async def test_a_replica_finds_what_another_computed(backend: ModelServer, server: RedisServer, config: Path) -> None:
+async def test_a_replica_finds_what_another_computed(
+    backend: ModelServer, server: RedisServer, config: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """With a configured model revision the second Forebay answers from Redis, with the age that the answer has."""
     async with replica(backend, server, config) as first, replica(backend, server, config) as second:
         assert await asked(first, 1, 2) == "fwd=miss; stored; detail=first_seen"
@@ -85,6 +87,7 @@ async def test_a_replica_finds_what_another_computed(backend: ModelServer, serve
         assert scrape.total("forebay_cache_items_total", result="memory_hit") == 1  # it keeps what it found
         assert scrape.total("forebay_cache_saved_upstream_seconds_total") > 0
     assert backend.batch_sizes == [2]
+    assert "no model.revision" not in caplog.text
 
 
 async def test_only_what_nobody_has_travels(backend: ModelServer, server: RedisServer, config: Path) -> None:
@@ -131,13 +134,16 @@ async def test_a_miss_says_what_memory_knew(backend: ModelServer, server: RedisS
             assert await asked(one, 1) == "fwd=stale; stored; detail=expired"
 
 
-async def test_without_a_revision_replicas_do_not_share(backend: ModelServer, server: RedisServer) -> None:
-    """Each process knows only by itself whether the weights are the same: without the operator's word it asks anew."""
+async def test_without_a_revision_replicas_do_not_share(
+    backend: ModelServer, server: RedisServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Without the operator's word that the weights are the same a process asks anew, and its log says why at once."""
     async with replica(backend, server) as first, replica(backend, server) as second:
         await asked(first, 1)
         await written(first, server, 1)
         assert await asked(second, 1) == "fwd=miss; stored; detail=first_seen"
         await written(second, server, 2)
+    assert "read by this process alone, for they have no model.revision: default" in caplog.text
 
 
 async def test_another_revision_is_another_model(
