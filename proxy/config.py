@@ -23,7 +23,7 @@ from proxy import config_tree as tree
 from proxy import config_values as values
 from proxy.batching.settings import BatchSettings
 from proxy.caching.policy import CacheSettings
-from proxy.config_reader import Reader, Setting, leaves, settings_of
+from proxy.config_reader import Check, Reader, Setting, leaves, settings_of
 from proxy.config_tree import Mistake, Place, Section, Several, Text
 from proxy.http.limits import Limits
 from proxy.routing import Match, Mode, ModelSettings, Routes, RouteSettings
@@ -87,7 +87,7 @@ class Settings:
 _LEAVES: Final = {".".join(path): (path, leaf) for path, leaf in leaves(Settings)}
 _UPSTREAM: Final = _LEAVES["upstream.targets"]
 
-_CHECKS: Final = {
+_CHECKS: Final[Mapping[tuple[type[Any], str], Check]] = {
     **rules.CHECKS,
     (Settings, "listen"): rules.address,
     (Settings, "admin"): rules.address,
