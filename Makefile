@@ -1,7 +1,7 @@
 # What can be done here: `make` lists it. Needs Python 3.11 or newer with venv, and nothing else.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint docs bench compare-proxies soak sigterm triton clean
+.PHONY: help setup run test lint docs bench compare-proxies soak sigterm fuzz triton servers clean
 
 # The first Python that is new enough; PYTHON=/path/to/python overrides.
 PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3.14; do \
@@ -9,6 +9,7 @@ PYTHON ?= $(shell for python in python3 python3.11 python3.12 python3.13 python3
 
 BIN := .venv/bin
 TRITON := .venv-triton
+SERVERS := .venv-servers
 PIP := -m pip --disable-pip-version-check --quiet
 
 help:  ## list what can be done
@@ -23,7 +24,7 @@ else
 	@exec $(BIN)/forebay demo $(if $(filter-out 0,$(STAY)),--stay) $(if $(REDIS),--redis '$(REDIS)')
 endif
 
-test: .venv/test triton  ## run all tests (ARGS='-k config -x' picks and stops)
+test: .venv/test triton servers  ## run all tests (ARGS='-k config -x' picks and stops)
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: .venv/test  ## ruff, mypy and hadolint, as CI runs them
@@ -46,6 +47,9 @@ compare-proxies: .venv/test  ## write docs/transparency.md: who passes what on, 
 soak: .venv/test  ## an hour of everything at once, and nothing grows (MINUTES=2 is a short form)
 	$(BIN)/python -m benchmarks.soak --minutes $(or $(MINUTES),60) $(ARGS)
 
+fuzz: .venv/test triton servers  ## thousands of generated and hostile requests for every protocol (TIMES=25 as many as the suite)
+	FOREBAY_EXAMPLES=$(or $(TIMES),25) $(BIN)/python -m pytest tests/protocols tests/fidelity $(ARGS)
+
 sigterm: .venv/test  ## 100 SIGTERMs under load, and no accepted request is lost (ROUNDS=10 is a short form)
 	$(BIN)/python -m benchmarks.sigterm --rounds $(or $(ROUNDS),100) $(ARGS)
 
@@ -59,8 +63,17 @@ triton:  ## the Triton that tests and benchmarks use, in .venv-triton
 	  touch $(TRITON)/installed; \
 	} || { rm -rf $(TRITON); echo; echo "*** Triton cannot be installed here: the tests that need it are skipped. ***"; echo; } >&2
 
+# Other real servers, for tests alone: a KServe model server, LitServe, and llama.cpp's own server.
+servers:  ## the other model servers that tests use, in .venv-servers
+	@test -e $(SERVERS)/installed || { \
+	  echo "installing KServe, LitServe and llama.cpp in $(SERVERS)" && \
+	  "$(PYTHON)" -m venv $(SERVERS) && \
+	  $(SERVERS)/bin/python $(PIP) install kserve==0.21.0 litserve==0.2.19 xllamacpp==2026.10.11549 && \
+	  touch $(SERVERS)/installed; \
+	} || { rm -rf $(SERVERS); echo; echo "*** KServe, LitServe and llama.cpp cannot be installed here: the tests that need them are skipped. ***"; echo; } >&2
+
 clean:  ## remove what was installed and cached
-	rm -rf .venv $(TRITON) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv $(TRITON) $(SERVERS) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # The stamps hold what was installed, so that a second `make` is instant.
 .venv/python:

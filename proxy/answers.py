@@ -28,6 +28,7 @@ from proxy.dispatch import FOR_EVERYBODY, Done
 from proxy.filling import EXPECTED_BY_ALL, Filler
 from proxy.http.reply import Reply
 from proxy.orders import Order, Visit
+from proxy.proofs import Proofs, kind
 from proxy.readings import Readings
 from proxy.telemetry.catalogue import ItemResult
 from proxy.telemetry.metrics import Metrics
@@ -35,7 +36,10 @@ from proxy.terms import Fingerprint, Outcome, Reason
 
 
 class Answers:
-    """Answers orders. `readings`: told of what was answered from memory, for it may be asked again."""
+    """Answers orders.
+
+    readings: told of what was answered from memory, for it may be asked again. proofs: told of what may prove rows.
+    """
 
     def __init__(
         self,
@@ -44,6 +48,7 @@ class Answers:
         uncacheable: Uncacheable,
         filler: Filler,
         readings: Readings,
+        proofs: Proofs,
         metrics: Metrics,
         unix_time: Callable[[], float] = time.time,
     ) -> None:
@@ -51,6 +56,7 @@ class Answers:
         self._uncacheable = uncacheable
         self._filler = filler
         self._readings = readings
+        self._proofs = proofs
         self._metrics = metrics
         self._unix_time = unix_time
         self.flights: Flights[Entry] = Flights()
@@ -82,7 +88,7 @@ class Answers:
             counts[ItemResult.REDIS_HIT].add(len(found) - in_memory)
             if order.read_anew:
                 http = order.visit.http
-                self._readings.keep(http.method, http.raw_path, http.raw_headers, order.call.body, order.reading)
+                self._readings.keep(http.method, http.raw_path, http.raw_headers, order.body.data, order.reading)
             return await order.visit.reply(reply)
         reason = next(entry for entry in found if isinstance(entry, Reason))
         if any(self._uncacheable.holds(fingerprints[place].address, now) for place in missing):
@@ -184,8 +190,8 @@ class Answers:
     @staticmethod
     def _hit(order: Order, entries: Sequence[Entry], now: float) -> Reply | None:
         """The answer where every item is in the response cache; None if they do not fit together."""
-        body = order.reading.codec.answer(order.call, [entry.body for entry in entries])
-        if body is None:
+        made = order.reading.codec.answer(order.call, [entry.body for entry in entries])
+        if made is None:
             return None
         visit = order.visit
         visit.outcome = Outcome.HIT
@@ -193,23 +199,27 @@ class Answers:
         ttl = min([entry.fresh_until for entry in entries]) - now
         age = cache_status.age(min([entry.created for entry in entries]), now)
         added = ((cache_status.CACHE_STATUS, cache_status.hit(ttl)), (cache_status.AGE, age))
-        return Reply(200, entries[0].headers + added, body)
+        return Reply(200, entries[0].headers + made.fields + added, made.body)
 
     async def _assembled(self, order: Order, entries: Sequence[Entry], status: bytes) -> web.StreamResponse:
         """An answer made of items from here and there."""
-        body = order.reading.codec.answer(order.call, [entry.body for entry in entries])
-        if body is None:
+        made = order.reading.codec.answer(order.call, [entry.body for entry in entries])
+        if made is None:
             return await self._by_itself(order, Reason.MISFIT)
-        headers = (*entries[0].headers, (cache_status.CACHE_STATUS, status))
+        headers = (*entries[0].headers, *made.fields, (cache_status.CACHE_STATUS, status))
         if (oldest := min(entry.created for entry in entries)) < self._unix_time() - 1:
             headers += ((cache_status.AGE, cache_status.age(oldest, self._unix_time())),)
-        return await order.visit.reply(Reply(200, headers, body))
+        return await order.visit.reply(Reply(200, headers, made.body))
 
     async def say(self, order: Order, done: Done, status: bytes) -> web.StreamResponse:
         """Give the caller the backend's own answer, or its part of a joined one."""
         if order.visit.streamed is not None:
             return order.visit.streamed
         exchange = done.exchange
+        if exchange is not None and (trial := order.reading.trial) is not None:
+            job, most = order.trial(trial), order.plan.batch.max_size
+            of = kind(order.reading.codec, order.plan, trial)
+            self._proofs.answered(job, of, exchange, done.seconds * len(order.call.items), most=most)
         if exchange is None:
             assert done.results is not None, "a joined answer splits or its members are replayed"
             return await self._assembled(order, self._filler.unstored(done), status)

@@ -88,8 +88,13 @@ def parser() -> argparse.ArgumentParser:
         serve.add_argument(flag, dest=name, metavar=metavar, help=text)
     serve.set_defaults(run=_serve)
 
-    check = commands.add_parser("check", help="name every mistake in a configuration file", allow_abbrev=False)
-    check.add_argument("file", metavar="FILE", type=Path)
+    check = commands.add_parser(
+        "check",
+        help="name every mistake in a configuration, say what Forebay would do for a model server",
+        allow_abbrev=False,
+    )
+    check.add_argument("file", metavar="FILE", type=Path, nargs="?", help="settings")
+    check.add_argument("--upstream", metavar="URL", help="ask this model server what it is, and what its models are")
     check.set_defaults(run=_check)
 
     health = commands.add_parser("health", help="is it ready? exit 0 if so, else 1", allow_abbrev=False)
@@ -150,10 +155,20 @@ def _completion(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     from proxy.config import load  # noqa: PLC0415 - see the top
 
-    settings = load(options.file, os.environ, {}, upstream_required=False)
-    _say(f"{options.file}: ok")
-    for line in _summary(settings):
-        _say(f"  {line}")
+    if options.file is None and options.upstream is None:
+        _complain("forebay check: give FILE, --upstream URL or both (see forebay check --help)")
+        return 2
+    flags = {} if options.upstream is None else {"upstream": options.upstream}
+    settings = load(options.file, os.environ, flags, upstream_required=False)
+    if options.file is not None:
+        _say(f"{options.file}: ok")
+        for line in _summary(settings):
+            _say(f"  {line}")
+    if options.upstream is not None:
+        from proxy.survey import run  # noqa: PLC0415 - after the mistakes, which need none of it
+
+        for line in run(settings):
+            _say(line)
     return 0
 
 

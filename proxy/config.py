@@ -26,7 +26,7 @@ from proxy.caching.policy import CacheSettings
 from proxy.config_reader import Check, Reader, Setting, leaves, settings_of
 from proxy.config_tree import Mistake, Place, Section, Several, Text
 from proxy.http.limits import Limits
-from proxy.routing import Match, Mode, ModelSettings, Routes, RouteSettings
+from proxy.routing import AUTO, Match, Mode, Routes, RouteSettings, RowsAre
 from proxy.settings import Seconds, setting
 from proxy.upstream.settings import UpstreamSettings
 
@@ -65,6 +65,8 @@ class Settings:
     upstream: UpstreamSettings = setting(UpstreamSettings(), "The model server. `upstream: URL` is enough.")
     redis: str | None = setting(None, "A Redis that replicas share: redis://, rediss:// or unix://.")
     mode: Mode = setting(Mode.ON, "`off`: requests only pass through, nothing is read, stored or joined.")
+    protocol: str = setting(AUTO, "What the backend speaks; `auto` finds out. Every route's default, as are `rows`.")
+    rows: RowsAre = setting(RowsAre.AUTO, "Whether the rows of a call are independent of each other; see `routes`.")
     cache: CacheSettings = setting(CacheSettings(), "The response cache.")
     batch: BatchSettings = setting(BatchSettings(), "What rides together, and how long it waits for that.")
     routes: tuple[RouteSettings, ...] = setting((), "Requests to treat apart; the first that fits wins.")
@@ -74,7 +76,15 @@ class Settings:
     @property
     def default_route(self) -> RouteSettings:
         """The route of whatever fits no other."""
-        return RouteSettings("default", Match(), self.mode, ModelSettings(), self.cache, self.batch)
+        return RouteSettings(
+            id=rules.DEFAULT_ROUTE,
+            match=Match(),
+            mode=self.mode,
+            protocol=self.protocol,
+            rows=self.rows,
+            cache=self.cache,
+            batch=self.batch,
+        )
 
     def table(self) -> Routes:
         """The routes, ready to be asked."""
@@ -92,6 +102,7 @@ _CHECKS: Final[Mapping[tuple[type[Any], str], Check]] = {
     (Settings, "listen"): rules.address,
     (Settings, "admin"): rules.address,
     (Settings, "redis"): rules.redis,
+    (Settings, "protocol"): rules.protocol_of_all,
 }
 
 

@@ -126,7 +126,7 @@ def _written(setting: Setting) -> str:
 
 
 def _default(setting: Setting) -> str:
-    if setting.default is MISSING or (setting.kind is str and setting.several):
+    if setting.default is MISSING or setting.name == "targets":
         return "must be given"
     if is_dataclass(setting.kind) or setting.default == "":
         return ""

@@ -15,7 +15,9 @@ from proxy.batching.settings import BatchSettings
 from proxy.caching.policy import CacheSettings
 from proxy.caching.redis_address import RedisAddress
 from proxy.config_values import nearest, quoted
-from proxy.routing import Match, RouteSettings, fits
+from proxy.protocols.json_map import JsonMapSettings
+from proxy.protocols.registry import BY_CONFIGURATION, PROTOCOLS
+from proxy.routing import AUTO, Match, RouteSettings, fits
 from proxy.upstream.settings import UpstreamSettings
 
 Check = Callable[[str], str]
@@ -119,6 +121,39 @@ def route_id(text: str) -> str:
     return text
 
 
+def protocol(text: str) -> str:
+    """What a route speaks."""
+    known = (AUTO, *PROTOCOLS)
+    if text not in known:
+        guess = nearest(text.lower(), known)
+        hint = f"; did you mean {guess}?" if guess else ""
+        raise ValueError(f"{quoted(text)} is not one of {', '.join(known)}{hint}")
+    return text
+
+
+def protocol_of_all(text: str) -> str:
+    """What the backend speaks, whatever the route."""
+    if text == BY_CONFIGURATION:
+        raise ValueError(f"{text} says where items are path by path: write it in a route, with its `match`")
+    return protocol(text)
+
+
+def prefix(text: str) -> str:
+    """What is taken off a path."""
+    if text and (not text.startswith("/") or text.endswith("/") or re.search(r"[?#%*]", text)):
+        raise ValueError(
+            f"{quoted(text)} is no beginning of a path: write it as in /openai, without * and / at its end"
+        )
+    return text
+
+
+def alias(text: str) -> str:
+    """The path that stands for another."""
+    if text and (not text.startswith("/") or re.search(r"[?#%*]", text)):
+        raise ValueError(f"{quoted(text)} is no path: write one that a protocol knows, as in /v1/embeddings")
+    return text
+
+
 def path_pattern(text: str) -> str:
     """A pattern that can fit a path."""
     if not text.startswith(("/", "*")):
@@ -144,6 +179,9 @@ CHECKS: Final[Mapping[tuple[type[Any], str], Check]] = {
     (CacheSettings, "tenant"): tenant,
     (CacheSettings, "proof_key"): proof_key,
     (RouteSettings, "id"): route_id,
+    (RouteSettings, "protocol"): protocol,
+    (RouteSettings, "prefix"): prefix,
+    (RouteSettings, "alias"): alias,
     (Match, "path"): path_pattern,
     (Match, "model"): model_pattern,
 }
@@ -185,6 +223,21 @@ def routes(table: Mapping[str, RouteSettings]) -> Iterator[Fault]:
                 yield f"{path}.match", f"is never reached: {name} ({other.id}) stands before it and fits all of it"
                 break
         before[path] = route
+        yield from _spelling(path, route)
+
+
+def _spelling(path: str, route: RouteSettings) -> Iterator[Fault]:
+    """What a route says of its paths must have a use."""
+    if route.prefix and route.alias:
+        yield f"{path}.prefix", "says nothing beside `alias`, which is the whole path: leave one of them out"
+    if route.protocol == BY_CONFIGURATION:
+        if route.prefix or route.alias:
+            yield (
+                f"{path}.protocol",
+                f"{BY_CONFIGURATION} takes every path of its route: leave out `prefix` and `alias`",
+            )
+    elif route.json_map != JsonMapSettings():
+        yield f"{path}.json_map", f"says nothing without `protocol: {BY_CONFIGURATION}`"
 
 
 def _takes_all(first: Match, second: Match) -> bool:

@@ -98,7 +98,7 @@ def quoted(text: str) -> str:
 
 def secret(name: str) -> bool:
     """Is the value of a setting of this name nobody's business, on /config and in messages?"""
-    return name.endswith(("key", "token", "password", "secret"))
+    return name.endswith(("key", "token", "password", "secret", "authorization"))
 
 
 def _number(form: re.Pattern[str], text: str, what: str) -> str:

@@ -33,7 +33,7 @@ from proxy.batching.batcher import Batch, Slot
 from proxy.caching.fingerprint import IGNORED
 from proxy.http.headers import get, to_backend
 from proxy.http.limits import Buffered
-from proxy.protocols.codec import Codec, Part
+from proxy.protocols.codec import Codec, Joined, Message, Part
 from proxy.terms import Exchange, Failure, Headers, Timeline
 from proxy.upstream.connections import Answer, Connections, UpstreamError
 
@@ -51,7 +51,7 @@ _SIGNATURES: Final = 1024  # signatures with strikes that are remembered; the ol
 class Job:
     """The part of one call that goes to the backend, with everything that sending it takes.
 
-    fields: the caller's, as they came. host: the backend's own.
+    body, fields: the caller's, as they came. host: the backend's own.
     timeline: the request's own, on the dispatcher's clock.
     singly: it travels as the caller's own bytes and never in company, whatever its part.
     stream: takes over an answer to the caller's own bytes that is too large to be held: what came of it, then the rest.
@@ -62,6 +62,7 @@ class Job:
     model: str
     route: str
     target: str
+    body: bytes
     fields: Headers
     host: bytes
     signature: bytes
@@ -79,10 +80,21 @@ class Job:
         """The caller's end-to-end fields. Made when they are needed: of a batch, only the first member's are."""
         return to_backend(self.fields, host=self.host, identity=True)
 
+    def joined_target(self, joined: Joined) -> str:
+        """Where a joined request goes: another path perhaps, with the query that all its members have."""
+        if joined.path is None:
+            return self.target
+        _, mark, query = self.target.partition("?")
+        return joined.path + mark + query
+
     @property
     def joined(self) -> Headers:
         """Fields for a joined request: none that the key ignores (a trace, say), for those are one caller's."""
-        return tuple(h for h in self.own if h[0].lower() not in IGNORED or h[0].lower() in _REQUIRED)
+        return tuple(
+            h
+            for h in self.own
+            if (name := h[0].lower()) in _REQUIRED or (name not in IGNORED and name != b"content-encoding")
+        )
 
 
 _REQUIRED: Final = frozenset({b"host", b"accept-encoding"})
@@ -170,11 +182,11 @@ class Dispatcher:
         observe: Observer,
         now: Callable[[], float],
         room: Room,
-        answered: Callable[[str, float], None],
+        answered: Callable[[str, str, float], None],
     ) -> None:
         """room: for answers while they are read.
 
-        answered: told of every success, by the model's name and the moment on `now` at which it was asked for.
+        answered: told of every success, by codec, model and the moment on `now` at which it was asked for.
         """
         self._connections = connections
         self._observe = observe
@@ -212,7 +224,7 @@ class Dispatcher:
         results: Sequence[bytes] | None = None
         exchange: Exchange | None = None
         async with self._connections.open(
-            "POST", job.target, job.own, call.body, retriable=True, timeline=job.timeline
+            "POST", job.target, job.own, job.body, retriable=True, timeline=job.timeline
         ) as answer:
             pieces, whole = await self._room.read(answer, parts=1)
             if whole:
@@ -222,9 +234,10 @@ class Dispatcher:
                     slot.release(ok=answer.status < 300)
                 await job.stream(answer, pieces)
         if answer.status < 300:
-            self._answered(job.model, started)
+            self._answered(job.codec.name, job.model, started)
         if exchange is not None and _splittable(exchange):
-            split = job.codec.split(exchange.body, [len(call.items)], None)
+            asked = Part(call, tuple(range(len(call.items))))
+            split = job.codec.split(Message(exchange.body, exchange.headers), [asked], None)
             if split is not None:
                 results = [split[0][i] for i in job.part.indexes]
         return Done(results, exchange, answer.status, answer.headers, (self._now() - started) / len(call.items))
@@ -233,23 +246,15 @@ class Dispatcher:
         first, started = jobs[0], self._now()
         for job in jobs:
             job.timeline.dispatched = started
-        request_id = f"forebay-{next(self._numbers)}"
-        body = first.codec.join(
-            [job.part for job in jobs], request_id, [started - job.timeline.head_parsed for job in jobs]
-        )
         try:
-            async with self._connections.open("POST", first.target, first.joined, body, retriable=True) as answer:
-                pieces, whole = await self._room.read(answer, parts=len(jobs))
+            exchange, split = await self._joined(jobs, [started - job.timeline.head_parsed for job in jobs])
         except UpstreamError as error:
             slot.release(ok=False)
             if error.failure is Failure.TIMEOUT and len(jobs) > 1:
                 self._observe.split(first.route, "timeout")
                 self._part_ways(first.signature, STRIKES)
             return [error] * len(jobs)
-        exchange = Exchange(answer.status, answer.reason, answer.headers, b"".join(pieces))
         slot.release(ok=exchange.status < 300)
-        if exchange.status < 300:
-            self._answered(first.model, started)
         ended = self._now()
         seconds = (ended - started) / items
         for job in jobs:
@@ -257,17 +262,39 @@ class Dispatcher:
 
         if exchange.status in FOR_EVERYBODY:
             return [refused(exchange.status, exchange.headers)] * len(jobs)
-        if whole and _splittable(exchange):
-            sizes = [len(job.part.indexes) for job in jobs]
-            if (split := first.codec.split(exchange.body, sizes, request_id)) is not None:
-                self._strikes.pop(first.signature, None)
-                return [Done(results, None, exchange.status, exchange.headers, seconds) for results in split]
+        if split is not None:
+            self._strikes.pop(first.signature, None)
+            return [Done(results, None, exchange.status, exchange.headers, seconds) for results in split]
         if exchange.status < 300:
             self._observe.split(first.route, "not_split")
             self._part_ways(first.signature, 1)
         else:
             self._observe.split(first.route, "refused")
         return [ASK_ALONE] * len(jobs)
+
+    async def shadow(self, jobs: Sequence[Job]) -> tuple[int, list[list[bytes]] | None]:
+        """Jobs that were answered alone, sent once more together: the status, and the results of each if it splits.
+
+        It takes no slot and leaves no strike. Raises UpstreamError.
+        """
+        exchange, split = await self._joined(jobs, [0.0] * len(jobs))
+        return exchange.status, split
+
+    async def _joined(self, jobs: Sequence[Job], waited: Sequence[float]) -> tuple[Exchange, list[list[bytes]] | None]:
+        """One request for all of them: its answer, and what that splits into, if it does. Raises UpstreamError."""
+        first, parts = jobs[0], [job.part for job in jobs]
+        request_id, started = f"forebay-{next(self._numbers)}", self._now()
+        joined = first.codec.join(parts, request_id, waited)
+        async with self._connections.open(
+            "POST", first.joined_target(joined), first.joined + joined.fields, joined.body, retriable=True
+        ) as answer:
+            pieces, whole = await self._room.read(answer, parts=len(jobs))
+        exchange = Exchange(answer.status, answer.reason, answer.headers, b"".join(pieces))
+        if exchange.status < 300:
+            self._answered(first.codec.name, first.model, started)
+        if not whole or not _splittable(exchange):
+            return exchange, None
+        return exchange, first.codec.split(Message(exchange.body, exchange.headers), parts, request_id)
 
     def _part_ways(self, signature: bytes, strikes: int) -> None:
         """Count joined requests that went wrong by being joined; `STRIKES` of them end joining for a while."""

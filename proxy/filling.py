@@ -32,7 +32,7 @@ from proxy.caching.uncacheable import Uncacheable
 from proxy.dispatch import ASK_ALONE, FOR_EVERYBODY, AskAlone, Dispatcher, Done, Job, Refused, refused
 from proxy.http.body import Body
 from proxy.telemetry.catalogue import StoreResult
-from proxy.terms import Fingerprint, Identity, Model, Reason
+from proxy.terms import Fingerprint, Identity, Model, Reason, Rows
 from proxy.upstream.connections import UpstreamError
 
 log = logging.getLogger("forebay.fill")
@@ -57,6 +57,8 @@ class Plan:
 
     alone: the settings under which no two parts share a batch. slots: batches of the model at the backend at once.
     tenant: whose answers are whose.
+    rows: whether the items of its calls are independent, by the route's word or else the backend's.
+    by_items, entire: the model as a codec is told of it, to read a call item by item or whole.
     """
 
     cache: CacheSettings
@@ -66,6 +68,9 @@ class Plan:
     model: Model
     identity: Identity
     slots: int
+    rows: Rows
+    by_items: Model
+    entire: Model
 
 
 class Entries(NamedTuple):
@@ -144,7 +149,7 @@ class Filler:
             lane=job.model,
             signature=job.signature,
             settings=plan.alone if job.singly else plan.batch,
-            max_size=plan.model.max_batch_size,
+            max_size=plan.by_items.max_batch_size,
             slots=plan.slots,
             route=job.route,
         )

@@ -5,8 +5,8 @@ Knows nothing of caches, flights and of who decides.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from aiohttp import web
 
@@ -29,26 +29,45 @@ from proxy.upstream.connections import Answer, UpstreamError
 class Route:
     """A configured route with what is made for it once.
 
+    codecs: that may know its requests. trusted: its settings name them, so that they need not be found at the backend.
     plans: for each model in use, batched and not. warned: that answers of unknown weights are kept but shortly.
     """
 
     settings: RouteSettings
     metrics: RouteMetrics
     keys: Keys
-    plans: dict[str, tuple[Plan, Plan]] = field(default_factory=dict)
+    codecs: Sequence[Codec]
+    trusted: bool
+    plans: dict[tuple[str, str, str], tuple[Plan, Plan]] = field(default_factory=dict)
     warned: bool = False
+
+    def recognise(self, method: str, path: str, speaks: Callable[[Codec], bool]) -> tuple[Codec, Endpoint] | None:
+        """Which codec knows such a request, and what its path names."""
+        path = self.settings.spelled(path)
+        for codec in self.codecs:
+            if (endpoint := codec.recognise(method, path)) is not None and (self.trusted or speaks(codec)):
+                return codec, endpoint
+        return None
 
 
 @dataclass(slots=True, eq=False)
 class Visit:
-    """One request on its way through."""
+    """One request on its way through.
+
+    model: that it asks for, as far as it is known. settled: False while the route hangs on a model that its body names.
+    begun: it is counted as active on its route.
+    """
 
     http: web.BaseRequest
-    route: Route
-    codec: Codec | None
-    endpoint: Endpoint | None
+    path: str
     query: str
     timeline: Timeline
+    route: Route
+    codec: Codec | None = None
+    endpoint: Endpoint | None = None
+    model: str | None = None
+    settled: bool = True
+    begun: bool = False
     outcome: Outcome = Outcome.UPSTREAM_ERROR  # until something better is known
     reason: Reason | None = None
     answering: bool = False  # the client has been sent something: too late for another answer
@@ -80,17 +99,20 @@ class Order:
         return Job(
             codec=self.reading.codec,
             part=Part(call, indexes),
-            model=call.endpoint.model,
+            model=self.plan.model.name,
             route=visit.route.settings.id,
             target=visit.http.raw_path,
+            body=self.body.data,
             fields=visit.http.raw_headers,
             host=self.host,
-            signature=visit.route.keys.signature(
-                self.reading.scope, b"%d:" % len(call.company) + call.company + call.shared
-            ),
+            signature=self.reading.signature,
             timeline=visit.timeline,
             stream=self.stream,
         )
+
+    def trial(self, call: Call) -> Job:
+        """The same request read item by item, to be sent once more in company: see `proofs`."""
+        return replace(self.job(()), part=Part(call, tuple(range(len(call.items)))))
 
     async def stream(self, answer: Answer, begun: Sequence[bytes]) -> None:
         """Send an answer that is too large to be held: what came of it, then the rest as it comes."""

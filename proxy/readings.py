@@ -15,10 +15,9 @@ Pure. Knows nothing of clients and of answers.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
-from proxy.caching.fingerprint import Scope
 from proxy.caching.policy import CacheUse
 from proxy.filling import Plan
 from proxy.protocols.codec import Call, Codec
@@ -26,14 +25,21 @@ from proxy.terms import Fingerprint, Headers, Model
 
 
 class Reading(NamedTuple):
-    """A call that is understood. cache: what becomes of it; fingerprints: of its items, () where that is `off`."""
+    """A call that is understood.
 
+    route: the id of its route. signature: of what it may ride with.
+    cache: what becomes of it; fingerprints: of its items, () where that is `off`.
+    trial: the same call read item by item, where its model's rows are still being proved; such a reading is not kept.
+    """
+
+    route: str
     codec: Codec
     call: Call
     plan: Plan
-    scope: Scope
+    signature: bytes
     cache: CacheUse
     fingerprints: Sequence[Fingerprint]
+    trial: Call | None = None
 
 
 _Bytes: TypeAlias = tuple[str, str, Headers, bytes]  # method, request target, fields, body
@@ -53,20 +59,32 @@ class Readings:
         self._old: dict[_Bytes, Reading] = {}
         self._bytes = 0  # of the young ones
 
-    def of(self, method: str, target: str, headers: Headers, body: bytes, model: Model) -> Reading | None:
-        """What was understood of these very bytes with this model; None if that is not remembered."""
+    def of(
+        self,
+        method: str,
+        target: str,
+        headers: Headers,
+        body: bytes,
+        current: Callable[[Codec, str], Model | None],
+    ) -> Reading | None:
+        """What was understood of these very bytes with the model as it is now; None if that is not remembered.
+
+        current: what is known now of a codec's model of this name.
+        """
         if len(body) > LARGEST:
             return None
         key = (method, target, headers, body)
         reading = self._young.get(key)
         if reading is None and (reading := self._old.get(key)) is not None:
             self.keep(method, target, headers, body, reading)
-        return reading if reading is not None and reading.plan.model is model else None
+        if reading is None or current(reading.codec, reading.plan.model.name) is not reading.plan.model:
+            return None
+        return reading
 
     def keep(self, method: str, target: str, headers: Headers, body: bytes, reading: Reading) -> None:
-        """Remember what was understood of these bytes, unless they are many."""
+        """Remember what was understood of these bytes, unless they are many or it may soon be understood otherwise."""
         size = len(target) + len(body) + sum([len(name) + len(value) for name, value in headers])
-        if size > LARGEST:
+        if size > LARGEST or reading.trial is not None:
             return
         if len(self._young) >= REMEMBERED or self._bytes + size > REMEMBERED_BYTES:
             self._young, self._old, self._bytes = {}, self._young, 0

@@ -5,18 +5,21 @@ Invariants
     A path is matched as the backend reads it, percent-encoding undone once: `/%70redict` cannot slip
     past a route written for `/predict` that keeps its answers out of the response cache.
 
-Knows nothing of codecs: the caller says which model a request names, if any.
+Knows nothing of what codecs make of a request: which model it names is for the caller to find out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import MISSING, dataclass
 from enum import Enum
+from typing import Final, TypeAlias
 from urllib.parse import unquote
 
 from proxy.batching.settings import BatchSettings
 from proxy.caching.policy import CacheSettings
+from proxy.protocols.json_map import JsonMapSettings
+from proxy.protocols.registry import PROTOCOLS
 from proxy.settings import setting
 
 
@@ -48,6 +51,18 @@ class ModelSettings:
     )
 
 
+class RowsAre(Enum):
+    """What the operator says of the rows, texts or instances of a call."""
+
+    AUTO = "auto"
+    ITEMS = "true"
+    PROVE = "prove"
+    WHOLE = "false"
+
+
+AUTO: Final = "auto"
+
+
 @dataclass(frozen=True, slots=True)
 class RouteSettings:
     """One kind of requests and how they are treated; `cache` and `batch` are complete, the defaults merged in."""
@@ -57,9 +72,28 @@ class RouteSettings:
     mode: Mode = setting(
         Mode.ON, "`off`: these requests only pass through, nothing is stored or joined. Left out: `mode` at the top."
     )
+    protocol: str = setting(
+        AUTO, f"What these requests speak: {', '.join(PROTOCOLS)}; `auto`: what the backend is found to speak."
+    )
+    prefix: str = setting(
+        "", "What stands before the paths that a protocol knows, as in `/openai`; the backend gets it all."
+    )
+    alias: str = setting(
+        "", "The path by which a protocol knows such a request, where its own does not say: `/v1/embeddings`, say."
+    )
+    rows: RowsAre = setting(
+        RowsAre.AUTO,
+        "Whether the rows of a call are independent of each other: `true`; `false`; `prove`, try it out first; `auto`, "
+        "as backend or protocol say, and where they do not, `prove`.",
+    )
+    json_map: JsonMapSettings = setting(JsonMapSettings(), "Where the items are, for `protocol: json_map`.")
     model: ModelSettings = setting(ModelSettings(), "What you know of the model and the backend does not say.")
     cache: CacheSettings = setting(CacheSettings(), "What differs from `cache` at the top.")
     batch: BatchSettings = setting(BatchSettings(), "What differs from `batch` at the top.")
+
+    def spelled(self, path: str) -> str:
+        """The path by which a protocol knows a request of this route."""
+        return self.alias or path.removeprefix(self.prefix)
 
 
 def fits(pattern: str, text: str) -> bool:
@@ -84,6 +118,16 @@ def fits(pattern: str, text: str) -> bool:
     return True
 
 
+class Unread(Enum):
+    """In place of a model: the request may name one, in its body."""
+
+    UNREAD = "unread"
+
+
+Named: TypeAlias = str | Unread | None
+"""The model that a request names; None where no codec knows the request."""
+
+
 class Routes:
     """The table of routes, ready to be asked."""
 
@@ -91,21 +135,31 @@ class Routes:
         self._routes = tuple(routes)
         self._default = default
 
-    def route_for(self, path: str, model: str | None) -> RouteSettings:
-        """The route of a request.
+    def route_for(self, path: str, named: Callable[[RouteSettings], Named]) -> tuple[RouteSettings, bool]:
+        """The route of a request, and whether that is certain: it is not where it hangs on a body that is not read yet.
 
         path: the request target without its query, as it came.
-        model: the model that the request names, decoded; None where no codec knows the request.
+        named: the model that the request names, decoded, as a route reads it.
         """
-        if not self._routes:
-            return self._default
-        if "%" in path:
-            path = unquote(path)
-        for route in self._routes:
-            match = route.match
-            if fits(match.path, path) and (match.model is None or (model is not None and fits(match.model, model))):
-                return route
-        return self._default
+        if self._routes:
+            if "%" in path:
+                path = unquote(path)
+            for route in self._routes:
+                if not fits(route.match.path, path):
+                    continue
+                if (wanted := route.match.model) is None:
+                    return route, True
+                model = named(route)
+                if model is Unread.UNREAD:
+                    return route, False
+                if model is not None and fits(wanted, model):
+                    return route, True
+        return self._default, True
+
+    @property
+    def default(self) -> str:
+        """The id of the route of whatever fits no other."""
+        return self._default.id
 
     def __iter__(self) -> Iterator[RouteSettings]:
         """Every route in the order in which they are tried, the default last."""

@@ -40,14 +40,20 @@ from proxy.http.limits import Buffered
 from proxy.http.server import HttpServer
 from proxy.orders import Route
 from proxy.pipeline import Pipeline
+from proxy.proofs import Proofs
+from proxy.protocols.registry import CODECS, codecs
 from proxy.readings import Readings
 from proxy.relay import Relay
+from proxy.routing import AUTO, Mode, RouteSettings
 from proxy.telemetry.loop_lag import LoopLag
 from proxy.telemetry.metrics import Metrics
 from proxy.terms import Outcome, Reason, Timeline
+from proxy.understanding import Understanding
+from proxy.upstream.backend import Backend
 from proxy.upstream.connections import Connections
 from proxy.upstream.health import Health
 from proxy.upstream.models import Models
+from proxy.upstream.unmatched import Unmatched
 
 log = logging.getLogger("forebay")
 
@@ -69,6 +75,8 @@ class Sidecar:
         self.metrics.upstream.target(self.connections.target)
         self.health = Health(self.connections)
         self.models = Models(self.connections, self.health)
+        self.backend = Backend(self.connections, self.health, CODECS)
+        self.unmatched = Unmatched()
         memory = MemoryStore(min(settings.cache.memory, _quarter_of_the_cgroup()))
         self.redis = (
             None
@@ -90,36 +98,41 @@ class Sidecar:
             observe=lambda route, result, items: self.metrics.route(route).stores[result].add(items),
             unix_time=unix_time,
         )
+        self.proofs = Proofs(dispatcher, lambda route, result: self.metrics.route(route).proofs[result].inc())
         readings = Readings()
         answers = Answers(
             tiers=self.tiers,
             uncacheable=uncacheable,
             filler=self._filler,
             readings=readings,
+            proofs=self.proofs,
             metrics=self.metrics,
             unix_time=unix_time,
         )
-        self.pipeline = Pipeline(
+        self.parts = parts = {route.id: self._route(route) for route in table}
+        self.understanding = Understanding(
             routes=table,
-            route_parts={
-                route.id: Route(
-                    route,
-                    self.metrics.route(route.id),
-                    Keys(settings.cache.key, Tenant.parse(route.cache.tenant)),
-                )
-                for route in table
-            },
-            limits=settings.limits,
-            buffered=buffered,
-            models=self.models,
+            route_parts=parts,
+            known=self.models.get,
+            speaks=self.backend.speaks,
             readings=readings,
-            answers=answers,
-            relay=Relay(self.connections),
+            proofs=self.proofs,
             host=self.connections.host,
             target=self.connections.target,
             slots=settings.upstream.slots,
+            largest=settings.limits.parse,
             metrics=self.metrics,
-            unix_time=unix_time,
+            began=unix_time(),
+        )
+        self.pipeline = Pipeline(
+            understanding=self.understanding,
+            answers=answers,
+            relay=Relay(self.connections),
+            limits=settings.limits,
+            buffered=buffered,
+            codecs=tuple(dict.fromkeys(codec for route in parts.values() for codec in route.codecs)),
+            changed=self.models.changed,
+            unmatched=self.unmatched,
         )
         self.metrics.watch_memory(memory, lambda: answers.flights.mismatches)
         self._server = HttpServer(self.pipeline.handle, settings.limits, refused=self._refused)
@@ -127,6 +140,16 @@ class Sidecar:
         self._admin: web.AppRunner | None = None
         self._draining: asyncio.Task[bool] | None = None
         self.data_address = self.admin_address = ""
+
+    def _route(self, route: RouteSettings) -> Route:
+        """A route with what is made for it once."""
+        return Route(
+            settings=route,
+            metrics=self.metrics.route(route.id),
+            keys=Keys(self.settings.cache.key, Tenant.parse(route.cache.tenant)),
+            codecs=codecs(route.protocol, route.json_map),
+            trusted=route.protocol != AUTO,
+        )
 
     async def start(self) -> None:
         """Open both listeners. Raises CannotStart where an address cannot be had."""
@@ -163,6 +186,7 @@ class Sidecar:
         self.data_address = _written(address)
         self.health.start()
         self.models.start()
+        self.backend.start()
 
     @property
     def in_flight(self) -> int:
@@ -196,7 +220,9 @@ class Sidecar:
         await self._server.close()
         await self._filler.aclose()
         await self._batcher.aclose()
+        await self.proofs.aclose()
         await self.models.aclose()
+        await self.backend.aclose()
         await self.health.aclose()
         if self.redis is not None:
             await self.redis.close()
@@ -222,7 +248,11 @@ class Sidecar:
             "version": __version__,
             "settings": as_dict(self.settings),
             "upstream": {"target": self.connections.target, "not_ready": self.health.not_ready},
-            "models": repr(self.models),
+            "backend": self.backend.report(),
+            "models": self.models.report(),
+            "routes": {route.id: self._live(route) for route in self.settings.table()},
+            "row_proofs": self.proofs.report(),
+            "unmatched": self.unmatched.report(),
             "process": {
                 "connections": len(self._server.connections),
                 "in_flight": self.in_flight,
@@ -231,6 +261,16 @@ class Sidecar:
                 "full_collections": gc.get_stats()[2]["collections"],
             },
         }
+
+    def _live(self, route: RouteSettings) -> list[str]:
+        """The codecs that may take a request of this route now."""
+        if route.mode is Mode.OFF:
+            return []
+        return [
+            codec.name
+            for codec in codecs(route.protocol, route.json_map)
+            if route.protocol != AUTO or self.backend.speaks(codec)
+        ]
 
     def _refused(self, reason: Reason) -> None:
         """A request that was turned down before it had a route counts for the one that takes all."""

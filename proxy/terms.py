@@ -44,6 +44,8 @@ class Reason(Enum):
     OVER_LIMIT = "over_limit"  # more rows than the model takes: the backend's to refuse
     STATEFUL = "stateful"  # sequence, shared memory or decoupled: an answer depends on more than the call
     OPTED_OUT = "opted_out"  # by the route's configuration or the caller's `Forebay-Cache: off`
+    NOT_DETERMINISTIC = "not_deterministic"  # sampled: asked again it would be answered otherwise
+    STREAMED = "streamed"  # the answer comes in events: passed on as it comes
     CODEC_ERROR = "codec_error"  # a bug of ours, counted; the request went through untouched
     # miss: looked up, not answered from the response cache
     FIRST_SEEN = "first_seen"
@@ -61,6 +63,16 @@ class Reason(Enum):
     BODY_TIMEOUT = "body_timeout"  # nothing of the body came for `limits.read_timeout`
 
     __hash__ = object.__hash__  # equality is identity; Enum's own is a Python function, and every request asks often
+
+
+class Rows(Enum):
+    """Whether a call's rows, texts or instances are items: independent of each other, so that they may be joined."""
+
+    ITEMS = "items"
+    PROVE = "prove"  # nobody says so: it is tried out first
+    WHOLE = "whole"  # the whole call is the item
+
+    __hash__ = object.__hash__  # as Outcome's
 
 
 class Failure(Enum):
@@ -91,14 +103,14 @@ class Identity(NamedTuple):
 class Model:
     """What the backend itself says of a model.
 
-    rows: rows of dimension 0 are independent of each other, by the model's own config.
-    max_batch_size: rows the model takes in one request; 0 means that calls never join.
+    rows: whether the items of a call are independent, by the backend's own word or the protocol's meaning.
+    max_batch_size: items the model takes in one request.
     instances: batches the backend computes at once; sets the slots.
     listed: False where the backend knows no such model (then it never labels a metric).
     """
 
     name: str
-    rows: bool
+    rows: Rows
     max_batch_size: int
     instances: int
     identity: Identity

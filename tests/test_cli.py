@@ -89,6 +89,8 @@ def test_check_names_mistakes_as_a_compiler_does(tmp_path: Path) -> None:
         (["serve", "--upstream", "http://u", "--max-delay", "5"], "--max-delay: '5' has no unit: write 5ms or 5s"),
         (["serve", "--config", "nowhere.yaml"], "nowhere.yaml: there is no such file"),
         (["check", "nowhere.yaml"], "nowhere.yaml: there is no such file"),
+        (["check"], "forebay check: give FILE, --upstream URL or both"),
+        (["check", "--upstream", "localhost:8000"], "--upstream: 'localhost:8000' has no scheme: write 'http://localh"),
         (["health", "--admin", "9901"], "--admin: '9901' has no host: write 127.0.0.1:9901"),
     ],
 )

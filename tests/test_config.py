@@ -79,6 +79,7 @@ def test_every_setting_outside_routes_can_be_said_in_a_variable() -> None:
     environ = {variable(path): _another(leaf.kind, leaf.default) for path, leaf in leaves(Settings)}
     environ |= {"FOREBAY_UPSTREAM__TARGETS": "http://elsewhere", "FOREBAY_LISTEN": "[::1]:1", "FOREBAY_ADMIN": "h:2"}
     environ |= {"FOREBAY_REDIS": "redis://r", "FOREBAY_CACHE__TENANT": "header:X-Who", "FOREBAY_BATCH__MAX_SIZE": "9"}
+    environ |= {"FOREBAY_PROTOCOL": "tei"}
     settings = load(None, environ, {})
     for path, leaf in leaves(Settings):
         value: Any = settings
@@ -95,6 +96,8 @@ def _another(kind: Any, default: Any) -> str:
         return "12345KiB"
     if kind is int:
         return "7"
+    if kind is bool:
+        return "false" if default else "true"
     if isinstance(kind, type) and issubclass(kind, Enum):
         return str(next(member.value for member in kind if member is not default))
     return "text"
@@ -234,6 +237,28 @@ MISTAKES = [
     (
         "routes: [{id: a, match: {}, cache: {memory: 1MiB}}]",
         "1:37: routes[0].cache.memory: is the same for all routes: it can only be set at the top",
+    ),
+    ("protocol: jsonmap", "1:11: protocol: 'jsonmap' is not one of auto, v2, v1, openai, tei, tgi, json_map; did you"),
+    ("protocol: json_map", "1:11: protocol: json_map says where items are path by path: write it in a route"),
+    ("rows: yes", "1:7: rows: 'yes' is not one of auto, true, prove, false"),
+    ("routes: [{id: a, match: {}, protocol: tie}]", "1:39: routes[0].protocol: 'tie' is not one of auto, v2"),
+    ("routes: [{id: a, match: {}, prefix: /a/}]", "1:37: routes[0].prefix: '/a/' is no beginning of a path: write it"),
+    ("routes: [{id: a, match: {}, alias: v1}]", "1:36: routes[0].alias: 'v1' is no path: write one that a protocol"),
+    (
+        "routes: [{id: a, match: {}, prefix: /a, alias: /b}]",
+        "1:37: routes[0].prefix: says nothing beside `alias`, which is the whole path: leave one of them out",
+    ),
+    (
+        "routes: [{id: a, match: {}, protocol: json_map, alias: /b}]",
+        "1:39: routes[0].protocol: json_map takes every path of its route: leave out `prefix` and `alias`",
+    ),
+    (
+        "routes: [{id: a, match: {}, json_map: {items: /a, results: /b}}]",
+        "1:29: routes[0].json_map: says nothing without `protocol: json_map`",
+    ),
+    (
+        "routes: [{id: a, match: {}, protocol: json_map, json_map: {items: /a}}]",
+        "1:59: routes[0].json_map: `items` says nothing without `results`: write both, or neither for whole calls",
     ),
     ("batch: {preferred_sizes: [64]}", "1:26: batch.preferred_sizes: no batch holds more than max_size, which is 32"),
     (

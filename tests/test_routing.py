@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from proxy.routing import Match, Routes, RouteSettings, fits
+from proxy.routing import Match, Routes, RouteSettings, Unread, fits
 
 DEFAULT = RouteSettings("default", Match())
 
@@ -51,13 +51,26 @@ def test_a_request_belongs_to_the_first_route_that_fits(path: str, model: str | 
         ],
         DEFAULT,
     )
-    assert routes.route_for(path, model).id == expected
+    found, certain = routes.route_for(path, lambda _: model)
+    assert found.id == expected
+    assert certain
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [("/v1/embeddings", ("slow", False)), ("/v1/chat", ("chat", True)), ("/other", ("slow", False))],
+)
+def test_a_route_may_hang_on_a_body_that_is_not_read_yet(path: str, expected: tuple[str, bool]) -> None:
+    """What a route before it takes by its path alone is certain; where a model decides, the body must be read first."""
+    routes = Routes([route("chat", "/v1/chat"), route("slow", model="slow"), route("rest", "/v1/*")], DEFAULT)
+    found, certain = routes.route_for(path, lambda _: Unread.UNREAD)
+    assert (found.id, certain) == expected
 
 
 def test_without_routes_everything_is_the_default_route() -> None:
     """A configuration that names no route has one all the same."""
     routes = Routes([], DEFAULT)
-    assert routes.route_for("/%", "any") is DEFAULT
+    assert routes.route_for("/%", lambda _: "any") == (DEFAULT, True)
     assert list(routes) == [DEFAULT]
     assert repr(routes) == "<Routes default>"
 

@@ -2,7 +2,7 @@
 
 Invariants
     Two requests share an address with its proof only if everything that can change their answer is equal:
-    tenant, route, protocol, model, version, weights, query string, every header but the published ignore
+    tenant, route, protocol, path, weights, query string, every header but the published ignore
     list, the body's shared fields and the item. No two different materials encode to the same bytes:
     every field carries its type and its length.
     Credentials enter a key only through the tenant, a signature always: no batch borrows them.
@@ -31,7 +31,7 @@ from proxy.terms import Fingerprint, Headers, Identity
 DEFAULT_PROOF_KEY: Final = b"forebay: a public key, so that replicas share; it hides nothing"
 """Stands where no `cache.proof_key` is configured: tells collisions apart, stops no forger."""
 
-_SCHEMA: Final = b"forebay key 1"
+_SCHEMA: Final = b"forebay key 2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class Scope(NamedTuple):
     signature: bytes
 
 
-_Head: TypeAlias = tuple[str, str, str, str | None, Identity, bytes, Headers]
+_Head: TypeAlias = tuple[str, str, str, Identity, bytes, Headers]
 
 
 class _Dropped(dict[bytes, bool]):
@@ -181,23 +181,22 @@ class Keys:
         *,
         route: str,
         protocol: str,
-        endpoint_model: str,
-        version: str | None,
+        path: str,
         identity: Identity,
         query: bytes,
         headers: Headers,
     ) -> Scope:
         """Everything in a request's head that its answer, or its company, may depend on.
 
-        version: as the path names it; None where it names none. query: without its `?`.
+        path: as it came. query: without its `?`.
         """
         dropped = self._dropped
         kept = tuple([pair for pair in headers if not dropped[pair[0]]])
-        head = (route, protocol, endpoint_model, version, identity, query, kept)
+        head = (route, protocol, path, identity, query, kept)
         scope = self._young.get(head)
         if scope is None:
             scope = self._old.get(head) or self._digest(head)
-            if len(query) + sum(len(name) + len(value) for name, value in kept) <= self.LARGEST_REMEMBERED:
+            if len(path) + len(query) + sum(len(name) + len(value) for name, value in kept) <= self.LARGEST_REMEMBERED:
                 if len(self._young) >= self.REMEMBERED:
                     self._young, self._old = {}, self._young
                 self._young[head] = scope
@@ -233,7 +232,7 @@ class Keys:
         return signature.digest()
 
     def _digest(self, head: _Head) -> Scope:
-        route, protocol, endpoint_model, version, identity, query, headers = head
+        route, protocol, path, identity, query, headers = head
         named = sorted(((name.lower(), value) for name, value in headers), key=itemgetter(0))
         credentials = [pair for pair in named if pair[0] in CREDENTIALS]
         others = [pair for pair in named if pair[0] not in IGNORED and pair[0] not in CREDENTIALS]
@@ -242,8 +241,7 @@ class Keys:
             self._tenant_of(named, credentials),
             _text(route),
             _text(protocol),
-            _text(endpoint_model),
-            _text(version),
+            _text(path),
             _count(identity.versions),
             *map(_text, identity.versions),
             struct.pack("<d?", identity.generation, identity.known),
@@ -282,9 +280,7 @@ def _bytes(value: bytes) -> bytes:
     return b"b" + len(value).to_bytes(8, "little") + value
 
 
-def _text(value: str | None) -> bytes:
-    if value is None:
-        return b"n"
+def _text(value: str) -> bytes:
     encoded = value.encode("utf-8", "surrogatepass")
     return b"s" + len(encoded).to_bytes(8, "little") + encoded
 

@@ -76,6 +76,10 @@ class CacheSettings:
         "How long an answer is served from the response cache, ±10 %; the backend's `max-age` may shorten it.",
         minimum=0,
     )
+    sampled: bool = setting(
+        False,
+        "`true`: sampled generation is kept and shared too, so that all who ask the same get the same sample.",
+    )
     tenant: str = setting(
         "credentials",
         "Who shares answers: callers with equal `credentials`, with an equal header (`header:X-Team`), all (`none`).",

@@ -1,13 +1,13 @@
-"""Open Inference Protocol V2 in JSON: Triton, KServe, MLServer, OpenVINO. Rows of dimension 0 are items.
+"""Open Inference Protocol V2: Triton, KServe, MLServer, OpenVINO. Rows of dimension 0 are items.
 
 Invariants
-    An item is the row's lexemes in every input, in the inputs' order; `shared` is the canonical text of
-    all the rest. A body is accepted only if it means the same to every reader: see `spans`.
+    An item is the row's lexemes, or its bytes, in every input, in the inputs' order; `shared` is the canonical text
+    of all the rest: which inputs are binary and how the answer is wanted, too. A body is accepted only if it means
+    the same to every reader: see `spans`.
     A body that names `timeout` or `priority` is joined under the least of them, and only if every
     member names one: nobody is timed out or put back who did not ask for it.
-    Rows are stored one by one only from an answer in which nothing but tensor data can differ by row.
 
-Knows nothing of binary tensors (another codec's), nor of header fields.
+Knows nothing of header fields but the one that says where a body's JSON ends (`v2_binary`).
 """
 
 from __future__ import annotations
@@ -15,28 +15,32 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from proxy.protocols.codec import Call, Endpoint, Part
-from proxy.protocols.spans import cut, decoded, is_utf8
-from proxy.protocols.v2_answer import AnswerFrame, answer_frame, filled, with_rows
+from proxy.protocols import v2_metadata
+from proxy.protocols.codec import Call, Codec, Endpoint, Facts, Found, Joined, Message, Part
+from proxy.protocols.json_values import tagged
+from proxy.protocols.spans import is_utf8
+from proxy.protocols.v2_binary import untagged, with_head
+from proxy.protocols.v2_columns import columns_of, cut_body
 from proxy.protocols.v2_metadata import segment
-from proxy.protocols.v2_request import DATA, NESTED, PARAMETERS, ROWS, RequestFrame, request_frame
-from proxy.protocols.v2_tensors import BYTES, array, flatten, rows
-from proxy.terms import Model, Reason
+from proxy.protocols.v2_request import BINARY, DATA, NESTED, PARAMETERS, ROWS, RequestFrame, Tensor, request_frame
+from proxy.protocols.v2_results import alike, merged, opened, results_of
+from proxy.protocols.v2_tensors import array, rows
+from proxy.terms import Exchange, Model, Reason, Rows
 
 _PATH: Final = re.compile(r"/v2/models/([^/?#]+)(?:/versions/([^/?#]+))?/infer")
 _LONGEST_PATH: Final = 1024  # what is remembered of paths must be bounded in bytes, too
-_BETWEEN_INPUTS: Final = b"\n"  # in an item: no lexeme holds one
-_MARK: Final = re.compile(rb"([\x00-\x02])")
+_BETWEEN_INPUTS: Final = b"\n"  # in an item without binary tensors: no lexeme holds one
+_MARK: Final = re.compile(rb"([\x00-\x02\x04])")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class V2Call(Call):
     """frame: what the body says beside its data. id: the lexeme of the caller's `id`, None without one."""
 
@@ -44,56 +48,60 @@ class V2Call(Call):
     id: bytes | None
 
 
-class V2:
+class V2(Codec):
     """The codec. It holds no state."""
 
     name = "v2"
-    content_type = b"application/json"
-
-    def __repr__(self) -> str:
-        return "<V2>"
+    protocol = "v2"
+    probes = (v2_metadata.SERVER,)
+    path_is_proof = True
+    listings = (("POST", "/v2/repository/index"), ("GET", "/v2/models"))  # Triton and MLServer; KServe
 
     def recognise(self, method: str, path: str) -> Endpoint | None:
         """A model has one spelling: what decodes to the same name in another one is not recognised."""
         return _endpoint(path) if method == "POST" and len(path) <= _LONGEST_PATH else None
 
-    def parse(self, endpoint: Endpoint, body: bytes, model: Model) -> Call | Reason:
-        if (found := cut(body)) is None:
+    def parse(self, endpoint: Endpoint, message: Message, model: Model) -> Call | Reason:
+        if (found := cut_body(message)) is None:
             return Reason.UNPARSED
-        text, values = found
+        text, values, at = found
         frame = request_frame(text)
         if isinstance(frame, Reason):
             return frame
-        by_rows = model.rows and model.max_batch_size > 0
+        by_rows = model.rows is Rows.ITEMS
         if len(values) != frame.holes or (by_rows and not frame.rows):
             return Reason.UNPARSED
         if by_rows and frame.rows > model.max_batch_size:
             return Reason.OVER_LIMIT
-        columns, forms = [], []
-        for _, datatype, shape, hole in frame.tensors:
-            flat = flatten(values[hole], datatype, shape)
-            if flat is None or (datatype == BYTES and not is_utf8(values[hole])):
-                return Reason.UNPARSED
-            columns.append(rows(flat[0], datatype, shape) if by_rows else [flat[0]])
-            forms.append(flat[1])
-        items = tuple(columns[0]) if len(columns) == 1 else tuple(map(_BETWEEN_INPUTS.join, zip(*columns, strict=True)))
+        columns = columns_of(frame.tensors, values, message.body, at, by_rows=by_rows)
+        if columns is None or (frame.strings and not all(is_utf8(values[hole]) for hole in frame.strings)):
+            return Reason.UNPARSED
         shared = frame.by_rows if by_rows else frame.entire
-        if True in forms:
-            shared = _with_forms(shared, forms)
+        if True in columns.nested:
+            shared = _with_forms(shared, frame.tensors, columns.nested)
         id_ = frame.id_text if frame.id_hole is None else values[frame.id_hole]
         company = b"%d" % frame.timeout if frame.timeout else b""
-        return V2Call(endpoint, body, shared, items, by_rows, company, frame, None if id_ == b'""' else id_)
+        return V2Call(
+            shared=shared,
+            items=_items(columns.rows, frame),
+            joins=by_rows,
+            company=company,
+            frame=frame,
+            id=None if id_ == b'""' else id_,
+        )
 
-    def join(self, parts: Sequence[Part], request_id: str, waited: Sequence[float]) -> bytes:
+    def join(self, parts: Sequence[Part], request_id: str, waited: Sequence[float]) -> Joined:
         calls = [_own(part.call) for part in parts]
         first = calls[0]
         items = [call.items[index] for call, part in zip(calls, parts, strict=True) for index in part.indexes]
-        columns = list(zip(*(item.split(_BETWEEN_INPUTS) for item in items), strict=True))
         members, parameters = first.shared.split(PARAMETERS)
-        pieces = [b'{"id":', msgspec.json.encode(request_id), b","]
-        inputs = iter(zip(first.frame.tensors, columns, strict=True))
+        pieces, blobs = [b'{"id":', msgspec.json.encode(request_id), b","], []
+        inputs = iter(zip(first.frame.tensors, _columns(items, first.frame), strict=True))
         for piece in _MARK.split(members):
-            if piece in (DATA, NESTED):
+            if piece == BINARY:
+                blobs.append(b"".join(next(inputs)[1]))
+                pieces.append(b"%d" % len(blobs[-1]))
+            elif piece in (DATA, NESTED):
                 tensor, column = next(inputs)
                 flat = column if first.joins else rows(column[0], tensor.datatype, tensor.shape)
                 pieces.append(array(flat, tensor.datatype, tensor.shape[1:], nested=piece == NESTED))
@@ -102,41 +110,50 @@ class V2:
         parameters = b",".join([text for text in (parameters, *_deadlines(calls, waited)) if text])
         if parameters:
             pieces += [b',"parameters":{', parameters, b"}"]
-        return b"".join((*pieces, b"}"))
+        head = b"".join((*pieces, b"}"))
+        return Joined(*with_head(head, b"".join(blobs))) if blobs else Joined(head)
 
-    def split(self, body: bytes, sizes: Sequence[int], request_id: str | None) -> list[list[bytes]] | None:
-        found = _answered(body)
-        if found is None:
+    def split(self, answer: Message, parts: Sequence[Part], request_id: str | None) -> list[list[bytes]] | None:
+        sizes = [len(part.indexes) for part in parts]
+        if (found := results_of(answer, sum(sizes), request_id)) is None:
             return None
-        frame, values = found
-        if request_id is not None and decoded(frame.id_of(values)) != request_id:
-            return None
-        data, total = frame.data_of(values), sum(sizes)
-        if frame.outputs is None or any(tensor.shape[0] != total for tensor in frame.outputs):
-            # Whatever it holds, it answers a single item; more than one it does not split among.
-            return [[filled(frame.verbatim, data)]] if total == 1 else None
-        columns = []
-        for tensor, value in zip(frame.outputs, data, strict=True):
-            if (flat := flatten(value, tensor.datatype, tensor.shape)) is None:
-                return None
-            inner = tensor.shape[1:]
-            each = rows(flat[0], tensor.datatype, tensor.shape)
-            columns.append([array([row], tensor.datatype, inner, nested=flat[1]) for row in each])
-        template = with_rows(frame.by_rows, 1)
-        results = iter([filled(template, row) for row in zip(*columns, strict=True)])
+        results = iter(found)
         return [list(itertools.islice(results, size)) for size in sizes]
 
-    def answer(self, call: Call, results: Sequence[bytes]) -> bytes | None:
+    def answer(self, call: Call, results: Sequence[bytes]) -> Message | None:
         if len(results) != len(call.items):
             return None
-        text = results[0] if len(results) == 1 else _merged(results)
-        if text is None or text[:1] != b"{":
+        found = opened(results[0]) if len(results) == 1 else merged(results)
+        if found is None:
             return None
-        id_ = _own(call).id
-        return text if id_ is None else b'{"id":' + id_ + (b"," if text != b"{}" else b"") + text[1:]
+        head, blobs = found
+        if (id_ := _own(call).id) is not None:
+            head = b'{"id":' + id_ + (b"," if head != b"{}" else b"") + head[1:]
+        return Message(head) if blobs is None else with_head(head, blobs)
 
     def error(self, status: int, message: str) -> bytes:
         return msgspec.json.encode({"error": message})
+
+    def alike(self, one: bytes, other: bytes) -> bool:
+        return alike(one, other)
+
+    def found(self, answers: Mapping[str, Exchange | None]) -> Found | None:
+        answer = answers.get(v2_metadata.SERVER)
+        server = None if answer is None else v2_metadata.server(answer.body)
+        return None if server is None else Found(server)
+
+    def listed(self, answer: Exchange) -> tuple[str, ...]:
+        return v2_metadata.listed(answer.body)
+
+    def questions(self, model: str) -> tuple[str, ...]:
+        return v2_metadata.metadata_path(model), v2_metadata.config_path(model), v2_metadata.stats_path(model)
+
+    def facts(self, model: str, answers: Sequence[Exchange | None]) -> Facts | None:
+        metadata, config, stats = [None if answer is None else answer.body for answer in answers]
+        return None if metadata is None else v2_metadata.facts(metadata, config, stats)
+
+    def changes(self, method: str, path: str) -> bool:
+        return v2_metadata.changes_models(method, path)
 
 
 def _own(call: Call) -> V2Call:
@@ -162,18 +179,25 @@ def _name(spelled: str) -> str | None:
     return name if name.isprintable() and name not in (".", "..") and segment(name) == spelled else None
 
 
-def _answered(body: bytes) -> tuple[AnswerFrame, list[bytes]] | None:
-    """An answer's frame and what was cut out of it."""
-    if (found := cut(body)) is None:
-        return None
-    text, values = found
-    frame = answer_frame(text)
-    return (frame, values) if frame is not None and len(values) == frame.holes else None
+def _items(columns: list[list[bytes]], frame: RequestFrame) -> tuple[bytes, ...]:
+    """One item of each row's piece of every input; of a single input, the pieces themselves."""
+    if len(columns) == 1:
+        return tuple(columns[0])
+    together = tagged if frame.binary else _BETWEEN_INPUTS.join
+    return tuple(map(together, zip(*columns, strict=True)))
 
 
-def _with_forms(shared: bytes, nested: Sequence[bool]) -> bytes:
+def _columns(items: list[bytes], frame: RequestFrame) -> list[tuple[bytes, ...]]:
+    """The columns that `_items` made items of."""
+    if len(frame.tensors) == 1:
+        return [tuple(items)]
+    pieces = [untagged(item) if frame.binary else item.split(_BETWEEN_INPUTS) for item in items]
+    return list(zip(*pieces, strict=True))
+
+
+def _with_forms(shared: bytes, tensors: Sequence[Tensor], nested: Sequence[bool]) -> bytes:
     first, *rest = shared.split(DATA)
-    marks = [NESTED if one else DATA for one in nested]
+    marks = [NESTED if one else DATA for tensor, one in zip(tensors, nested, strict=True) if not tensor.binary]
     return first + b"".join([mark + piece for mark, piece in zip(marks, rest, strict=True)])
 
 
@@ -190,22 +214,3 @@ def _deadlines(calls: Sequence[V2Call], waited: Sequence[float]) -> list[bytes]:
     if all(call.frame.priority for call in calls):
         members.append(b'"priority":%d' % min(call.frame.priority for call in calls))
     return members
-
-
-def _merged(results: Sequence[bytes]) -> bytes | None:
-    """One answer of many rows from answers of one row, without id; None unless they differ in data alone."""
-    cuts = [found for result in results if (found := cut(result)) is not None]
-    if len(cuts) < len(results) or len({text for text, _ in cuts}) != 1:
-        return None
-    frame = answer_frame(cuts[0][0])
-    # An item result has no id, and as many values as its frame has places for them.
-    if frame is None or frame.outputs is None or frame.id_hole is not None or frame.id_text is not None:
-        return None
-    if any(len(values) != frame.holes for _, values in cuts):
-        return None
-    data = []
-    for tensor, column in zip(frame.outputs, zip(*(values for _, values in cuts), strict=True), strict=True):
-        if tensor.shape[0] != 1 or len({value[:2] == b"[[" for value in column}) != 1:
-            return None
-        data.append(b"[" + b",".join([value[1:-1] for value in column]) + b"]")
-    return filled(with_rows(frame.by_rows, len(results)), data)

@@ -1,5 +1,7 @@
 """The frame of an Open Inference V2 answer: everything in the body but `id` text and tensor data.
 
+Where tensors are binary, that is the head, and the size of each was cut out in place of its data.
+
 Invariants
     An `AnswerFrame` is a function of the frame's bytes alone, so it is remembered by them.
     Its templates keep the backend's order of keys and its lexemes, and leave `id` out.
@@ -17,7 +19,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from proxy.protocols.spans import HOLE, Hole, Value, compact, decoded, read
-from proxy.protocols.v2_request import DATA, ROWS, Tensor, tensor
+from proxy.protocols.v2_binary import SIZE
+from proxy.protocols.v2_request import DATA, ROWS, Tensor, size_of, tensor
 
 _REMEMBERED: Final = 1024  # frames
 _LONGEST_REMEMBERED: Final = 8192  # bytes of one frame
@@ -25,7 +28,7 @@ _SAME_FOR_ALL_ROWS: Final = frozenset({"model_name", "model_version", "outputs"}
 _OF_AN_OUTPUT: Final = frozenset({"name", "datatype", "shape", "data"})
 
 Template = tuple[bytes, ...]
-"""The text between the data of one tensor and the next."""
+"""The text between the data, or the size, of one tensor and the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ def answer_frame(text: bytes) -> AnswerFrame | None:
 
 
 def filled(template: Template, data: Sequence[bytes]) -> bytes:
-    """The template with each tensor's data in its place."""
+    """The template with each tensor's data, or its size, in its place."""
     if len(data) == 1:
         return template[0] + data[0] + template[1]
     return b"".join([piece for pair in zip(template, (*data, b""), strict=True) for piece in pair])
@@ -103,10 +106,17 @@ def _outputs(body: dict[str, Value]) -> tuple[Tensor, ...] | None:
 
 
 def _only(value: Value, names: frozenset[str]) -> bool:
-    """Has `value` no field but these? Parameters that say nothing do not count."""
+    """Has `value` no field but these? Parameters that say nothing do not count, nor does a size that was cut out."""
     return isinstance(value, dict) and all(
-        name in names or (name == "parameters" and inner in ({}, b"null")) for name, inner in value.items()
+        name in names or (name == "parameters" and (inner in ({}, b"null") or _sized(value) == inner))
+        for name, inner in value.items()
     )
+
+
+def _sized(tensor: dict[str, Value]) -> Value | None:
+    """The parameters of a tensor that says nothing in them but its size."""
+    size = size_of(tensor)
+    return {SIZE: size} if isinstance(size, Hole) else None
 
 
 def _marked(value: Value, *, by_rows: bool) -> Value:
@@ -122,6 +132,10 @@ def _marked(value: Value, *, by_rows: bool) -> Value:
         return value
     marked = {name: _marked(inner, by_rows=by_rows) for name, inner in value.items()}
     shape = value.get("shape")
-    if by_rows and isinstance(value.get("data"), Hole) and isinstance(shape, list):
+    if (
+        by_rows
+        and isinstance(shape, list)
+        and any(isinstance(one, Hole) for one in (value.get("data"), size_of(value)))
+    ):
         marked["shape"] = [ROWS, *shape[1:]]
     return marked

@@ -1,7 +1,7 @@
 """What an Open Inference V2 server says of its models: which paths to ask, and what the answers mean.
 
-Triton answers all of these; KServe and MLServer have neither `/config` nor `/stats`. Whatever is missing,
-or not as expected, means the careful thing: rows are not items, nothing joins, no counter is known.
+Triton answers all of these; KServe and MLServer have neither `/config` nor `/stats`. Without a config rows must be
+proved; whatever else is missing, or not as expected, means the careful thing: rows are not items, no counter is known.
 
 Knows nothing of when to ask and of what follows from an answer.
 """
@@ -10,26 +10,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 from urllib.parse import quote
 
 import msgspec
 
+from proxy.protocols.codec import ANY_NUMBER, Facts
+from proxy.terms import Rows
+
 _IN_A_SEGMENT: Final = "!$&'()*+,;=:@"  # RFC 3986 allows these there unescaped, beside letters, digits and `-._~`
 _CHANGES: Final = re.compile(r"/v2/repository/models/([^/?#]+)/(?:load|unload)")
 
-ALL: Final = "*"
+SERVER: Final = "/v2"
 
-
-class Facts(NamedTuple):
-    """rows: rows of dimension 0 are independent. max_batch_size: 0 where calls never join. instances: at least 1."""
-
-    rows: bool
-    max_batch_size: int
-    instances: int
-
-
-UNKNOWN: Final = Facts(rows=False, max_batch_size=0, instances=1)
+UNDECLARED: Final = (Rows.PROVE, ANY_NUMBER, 1)
 
 
 def segment(name: str) -> str:
@@ -49,8 +43,40 @@ def stats_path(model: str) -> str:
     return f"{metadata_path(model)}/stats"
 
 
-def model_facts(config: bytes | None) -> Facts:
-    """What a model's config promises of its rows.
+def server(metadata: bytes) -> str | None:
+    """How a server names itself and its version; None if the answer is none of an Open Inference server."""
+    read = _object(metadata)
+    name, version = read.get("name"), read.get("version")
+    return f"{name} {version}" if isinstance(name, str) and name and isinstance(version, str) else None
+
+
+def listed(answer: bytes) -> tuple[str, ...]:
+    """The models that a repository index, or KServe's list, names: those that can be asked now."""
+    read = _decoded(answer)
+    entries = _list(read, "models") if isinstance(read, dict) else read if isinstance(read, list) else []
+    names = [
+        one.get("name") if isinstance(one, dict) and one.get("state", "READY") == "READY" else one for one in entries
+    ]
+    return tuple(dict.fromkeys(name for name in names if isinstance(name, str)))
+
+
+def facts(metadata: bytes, config: bytes | None, stats: bytes | None) -> Facts:
+    """What the three answers say of a model."""
+    rows, size, instances = promised(config)
+    counted = counters(stats)
+    return Facts(
+        rows=rows,
+        max_batch_size=size,
+        instances=instances,
+        versions=versions(metadata),
+        state=config,
+        counters=counted,
+        answered=answered(counted),
+    )
+
+
+def promised(config: bytes | None) -> tuple[Rows, int, int]:
+    """What a model's config promises of its rows: whether they are items, how many it takes, batches at once.
 
     Rows are independent only where Triton's own batcher could put them together just as well: not where
     state, a stream of answers, ragged or batch-wide tensors, or models behind this one (an ensemble's
@@ -59,7 +85,7 @@ def model_facts(config: bytes | None) -> Facts:
     read = _object(config)
     size = _count(read.get("max_batch_size"))
     if size is None:
-        return UNKNOWN
+        return UNDECLARED
     groups = [group for group in _list(read, "instance_group") if isinstance(group, dict) and not group.get("passive")]
     inputs = [one for one in _list(read, "input") if isinstance(one, dict)]
     policy = read.get("model_transaction_policy")
@@ -71,7 +97,8 @@ def model_facts(config: bytes | None) -> Facts:
         and not any(one.get("allow_ragged_batch") or one.get("is_shape_tensor") for one in inputs)
         and not (isinstance(policy, dict) and policy.get("decoupled"))
     )
-    return Facts(independent, size, max(1, sum(_instances(group) for group in groups)))
+    rows = Rows.ITEMS if independent else Rows.WHOLE
+    return rows, size, max(1, sum(_instances(group) for group in groups))
 
 
 def versions(metadata: bytes | None) -> tuple[str, ...]:
@@ -107,12 +134,12 @@ def answered(counters: Mapping[str, int] | None) -> int | None:
     return sum(counts) if counts else None
 
 
-def changes_models(method: str, path: str) -> str | None:
-    """The model whose answers may change when this request has succeeded: ALL if any may, None if none.
+def changes_models(method: str, path: str) -> bool:
+    """May models answer otherwise when this request has succeeded?
 
     A load or unload touches more than the model it names: ensembles and models that call others.
     """
-    return ALL if method == "POST" and _CHANGES.fullmatch(path) else None
+    return method == "POST" and _CHANGES.fullmatch(path) is not None
 
 
 def _instances(group: dict[str, Any]) -> int:

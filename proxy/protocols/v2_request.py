@@ -1,5 +1,7 @@
 """The frame of an Open Inference V2 request: everything in the body but `id` text and tensor data.
 
+Where tensors are binary, that is the head, and the size of each was cut out in place of its data.
+
 Invariants
     A `RequestFrame` is a function of the frame's bytes alone, so it is remembered by them; it holds no
     tensor data and nothing of one caller but what every request with this frame has in common.
@@ -17,12 +19,15 @@ from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from proxy.protocols.spans import HOLE, Hole, Refusal, Value, compact, decoded, read
-from proxy.protocols.v2_tensors import DATATYPES, DEPTH, Shape
+from proxy.protocols.v2_binary import DATATYPES as BINARY_DATATYPES
+from proxy.protocols.v2_binary import SIZE
+from proxy.protocols.v2_tensors import BYTES, DATATYPES, DEPTH, Shape
 from proxy.terms import Reason
 
 ROWS: Final = b"\x00"  # in `shared`: the number of rows goes here
 DATA: Final = b"\x01"  # in `shared`: a tensor's data goes here, flat
 NESTED: Final = b"\x02"  # as DATA, nested
+BINARY: Final = b"\x04"  # in `shared`: the size of a tensor's bytes goes here, and its bytes behind the head
 PARAMETERS: Final = b"\x03"  # in `shared`: ends the top-level members; the request's own parameters follow
 
 DEADLINES: Final = ("timeout", "priority")  # what of `parameters` cannot change an answer
@@ -34,19 +39,20 @@ _COUNT: Final = re.compile(rb"0|[1-9][0-9]{0,17}")
 
 
 class Tensor(NamedTuple):
-    """One input: its data is the value cut out of hole `hole`."""
+    """One input: its data, or the size of its bytes if it is binary, is the value cut out of hole `hole`."""
 
     name: str
     datatype: str
     shape: Shape
     hole: int
+    binary: bool
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFrame:
     """What a body says beside its data.
 
-    tensors: in the body's order.
+    tensors: in the body's order. binary: is any of them? strings: the holes of those that are BYTES in JSON.
     holes: how many values must have been cut out.
     rows: dimension 0 of every input; 0 where they differ.
     by_rows, entire: the canonical text for a call whose rows are items, and for one that is one item.
@@ -55,6 +61,8 @@ class RequestFrame:
     """
 
     tensors: tuple[Tensor, ...]
+    binary: bool
+    strings: tuple[int, ...]
     holes: int
     rows: int
     by_rows: bytes
@@ -94,6 +102,8 @@ def _read(text: bytes) -> RequestFrame | Reason:
     timeout, priority = (deadline or 0 for deadline in deadlines)
     return RequestFrame(
         tensors=tuple(known),
+        binary=any(one.binary for one in known),
+        strings=tuple(one.hole for one in known if one.datatype == BYTES and not one.binary),
         holes=holes,
         rows=sizes.pop() if len(sizes) == 1 else 0,
         by_rows=_canonical(body, inputs, known, parameters, by_rows=True),
@@ -109,17 +119,26 @@ _remembered = functools.lru_cache(maxsize=_REMEMBERED)(_read)
 
 
 def tensor(value: Value) -> Tensor | None:
-    """An input or output whose data was cut out; None if it is not one that we understand."""
+    """An input or output whose data or size was cut out; None if it is not one that we understand."""
     if not isinstance(value, dict):
         return None
-    name, datatype = decoded(value.get("name")), decoded(value.get("datatype"))
-    data, shape = value.get("data"), value.get("shape")
-    if name is None or datatype is None or datatype not in DATATYPES or not isinstance(data, Hole):
+    name, datatype, shape = decoded(value.get("name")), decoded(value.get("datatype")), value.get("shape")
+    data, size = value.get("data"), size_of(value)
+    if name is None or datatype is None or datatype not in (DATATYPES if size is None else BINARY_DATATYPES):
+        return None
+    hole = data if size is None else size
+    if not isinstance(hole, Hole) or None not in (data, size):
         return None
     if not isinstance(shape, list) or not 0 < len(shape) <= DEPTH:
         return None
     sizes = [int(size) for size in shape if isinstance(size, bytes) and _SIZE.fullmatch(size)]
-    return Tensor(name, datatype, tuple(sizes), data.number) if len(sizes) == len(shape) else None
+    return Tensor(name, datatype, tuple(sizes), hole.number, size is not None) if len(sizes) == len(shape) else None
+
+
+def size_of(tensor: dict[str, Value]) -> Value | None:
+    """What a tensor says of the size of its bytes; None where it says nothing."""
+    parameters = tensor.get("parameters")
+    return parameters.get(SIZE) if isinstance(parameters, dict) else None
 
 
 def _deadline(value: Value) -> int | None:
@@ -127,7 +146,7 @@ def _deadline(value: Value) -> int | None:
 
 
 def _refusal(objects: list[Value]) -> Reason | None:
-    """Why an answer would depend on more than this body, or come in another form than JSON.
+    """Why an answer would depend on more than this body, or what it says of its own form be unclear.
 
     Looked for everywhere, not only where Triton reads them: there is nothing to gain from being exact.
     """
@@ -141,10 +160,18 @@ def _refusal(objects: list[Value]) -> Reason | None:
             for name, inner in value.items():
                 if name.startswith(("sequence_", "shared_memory_")):
                     return Reason.STATEFUL
-                if name.startswith("binary_data") and inner != b"false":
+                if name.startswith("binary_data") and not (isinstance(inner, Hole) or inner in (b"true", b"false")):
                     reason = Reason.UNPARSED
                 waiting.append(inner)
     return reason
+
+
+def marked(tensor: dict[str, Value], binary: bool) -> dict[str, Value]:
+    """The member of a tensor that tells of its data, with a mark in its place."""
+    parameters = tensor.get("parameters")
+    if not binary or not isinstance(parameters, dict):
+        return {"data": DATA}
+    return {"parameters": parameters | {SIZE: BINARY}}
 
 
 def _canonical(
@@ -156,6 +183,6 @@ def _canonical(
         sizes: list[Value] = [str(size).encode() for size in one.shape]
         if by_rows:
             sizes[0] = ROWS
-        blank.append(value | {"shape": sizes, "data": DATA})
+        blank.append(value | {"shape": sizes} | marked(value, one.binary))
     members = compact(body | {"inputs": blank}, in_order=False)
     return members[1:-1] + PARAMETERS + compact(parameters, in_order=False)[1:-1]

@@ -65,6 +65,19 @@ class SplitReason(Enum):
     TIMEOUT = "timeout"  # it ran into a configured timeout: its members fail, later ones ride alone
 
 
+class ProofResult(Enum):
+    """What came of a shadow: calls that were answered alone, sent once more together."""
+
+    AGREED = "agreed"  # every row was answered as it was alone
+    DIFFERED = "differed"  # a row was answered otherwise
+    NOT_SPLIT = "not_split"  # an answer did not hold one result for each row
+    REFUSED = "refused"  # the backend refused together what it had answered alone
+    TIMEOUT = "timeout"  # it took ten times as long as the calls alone, together, and a second at least
+    NO_VERDICT = "no_verdict"  # the backend was in trouble
+
+    __hash__ = object.__hash__  # equality is identity
+
+
 class RetryReason(Enum):
     """Why an exchange was tried again."""
 
@@ -94,6 +107,8 @@ DECISIONS: Final[dict[Outcome, tuple[Reason, ...]]] = {
         Reason.OVER_LIMIT,
         Reason.STATEFUL,
         Reason.OPTED_OUT,
+        Reason.NOT_DETERMINISTIC,
+        Reason.STREAMED,
         Reason.CODEC_ERROR,
     ),
     Outcome.MISS: (
@@ -372,6 +387,14 @@ SPLITS: Final = _counter(
     _closed("reason", SplitReason),
     unit="joined requests",
 )
+PROOFS: Final = _counter(
+    "forebay_row_proofs_total",
+    "Shadows that tried out whether the rows of a model may be joined, by what came of them",
+    "the shadow ended, or ran out of time",
+    ROUTE,
+    _closed("result", ProofResult),
+    unit="shadows",
+)
 EXCHANGES: Final = _seconds(
     "forebay_upstream_duration_seconds",
     "Time of one upstream exchange, by how it ended; answered whatever the status",
@@ -451,6 +474,7 @@ CATALOGUE: Final[tuple[Metric, ...]] = (
     BATCH_ITEMS,
     DISPATCHES,
     SPLITS,
+    PROOFS,
     SLOTS,
     EXCHANGES,
     TTFB,

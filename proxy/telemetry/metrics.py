@@ -124,6 +124,7 @@ class RouteMetrics:
         self.batch_items = families.histogram(c.BATCH_ITEMS, route)
         self.dispatches = {reason: families.counter(c.DISPATCHES, route, reason.value) for reason in DispatchReason}
         self.splits = {reason.value: families.counter(c.SPLITS, route, reason.value) for reason in c.SplitReason}
+        self.proofs = {result: families.counter(c.PROOFS, route, result.value) for result in c.ProofResult}
         self._requests: dict[str, list[Counter]] = {}
         self._requests_of(c.NO_MODEL)
         decided: dict[Reason | None, Counter] = {
@@ -140,8 +141,12 @@ class RouteMetrics:
             self._endings[outcome] = _Ending(index, duration, decisions)
 
     def begin(self) -> None:
-        """A request came. Exactly one `finish` follows."""
+        """A request came. Exactly one `finish` follows, here or, after `left`, on another route."""
         self.active.add(1)
+
+    def left(self) -> None:
+        """A request that had begun here belongs to another route, where it begins anew."""
+        self.active.add(-1)
 
     def finish(self, outcome: Outcome, reason: Reason | None, timeline: Timeline, *, model: str | None = None) -> None:
         """A request ended: the one place where it is counted.

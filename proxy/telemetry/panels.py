@@ -190,6 +190,13 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
                 "ops",
                 (Query(_rate(c.SPLITS, "reason"), "{{reason}}"),),
             ),
+            Panel(
+                "Rows tried out",
+                "Of models that do not say whether their rows are independent: eight that agreed and calls ride together. "
+                "differed, not_split, refused, timeout: they never do; if you know better, set rows: true on the route.",
+                "ops",
+                (Query(_rate(c.PROOFS, "result"), "{{result}}"),),
+            ),
         ),
     ),
     (

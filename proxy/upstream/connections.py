@@ -76,6 +76,9 @@ class Connections:
             raise ValueError(f"upstream.targets must hold exactly one address, not {len(settings.targets)}")
         self._address = Address.parse(settings.targets[0])
         self._settings = settings
+        self._own_fields: Headers = _OWN_FIELDS
+        if settings.authorization is not None:
+            self._own_fields += ((b"Authorization", settings.authorization.encode()),)
         self._observe: Observer = Silent() if observe is None else observe
         self._watchers: list[Callable[[UpstreamError | None], None]] = []
         self._made: Pool | None = None
@@ -91,6 +94,11 @@ class Connections:
     def host(self) -> bytes:
         """What the backend expects in `Host`."""
         return self._address.host
+
+    @property
+    def shows_credentials(self) -> bool:
+        """Do Forebay's own questions carry any?"""
+        return self._settings.authorization is not None
 
     def watch(self, watcher: Callable[[UpstreamError | None], None]) -> None:
         """Call `watcher` with how each try went: None when a head came, else the error."""
@@ -135,10 +143,10 @@ class Connections:
         sent.interim = interim
         return _Opened(self, sent, retriable, self._observe)
 
-    async def ask(self, target: str, *, within: float) -> Exchange:
+    async def ask(self, target: str, *, within: float, method: str = "GET") -> Exchange:
         """A question of Forebay's own: no caller's fields, not observed. Raises UpstreamError."""
         limits = Timeouts(connect=self._settings.timeout.connect, total=Seconds(within))
-        sent = self._sent("GET", target, _OWN_FIELDS, None, limits=limits)
+        sent = self._sent(method, target, self._own_fields, None, limits=limits)
         return await self._whole(sent, True, Silent())
 
     async def aclose(self) -> None:

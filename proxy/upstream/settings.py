@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from typing import Final
 
 from proxy.settings import Seconds, setting
+
+_VALUE: Final = re.compile(r"[!-~](?:[ -~]*[!-~])?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +43,16 @@ class UpstreamSettings:
         "Upstream requests of joinable items at once, per target and model; auto asks the backend for its instances.",
         minimum=1,
     )
+    authorization: str | None = setting(
+        None, "A secret: what Forebay's own questions to the backend carry as `Authorization`, as in `Bearer KEY`."
+    )
+
+    def __post_init__(self) -> None:
+        """A ValueError says what is wrong with `authorization`; it does not quote it."""
+        if self.authorization is not None and not _VALUE.fullmatch(self.authorization):
+            raise ValueError("authorization must be one line of printable ASCII, as in `Bearer KEY`")
+
+    def __repr__(self) -> str:
+        shown = {name: getattr(self, name) for name in self.__slots__}
+        shown |= {"authorization": self.authorization and "(secret)"}
+        return f"UpstreamSettings({', '.join(f'{name}={value!r}' for name, value in shown.items())})"

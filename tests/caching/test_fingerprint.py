@@ -16,8 +16,7 @@ WEIGHTS = Identity(("1",), 1_700_000_000.0, "", known=True)
 HEAD: dict[str, Any] = {
     "route": "default",
     "protocol": "v2",
-    "endpoint_model": "embed",
-    "version": None,
+    "path": "/v2/models/embed/infer",
     "identity": WEIGHTS,
     "query": b"",
     "headers": ((b"Host", b"a"), (b"Content-Type", b"application/json"), (b"X-Variant", b"7")),
@@ -46,8 +45,7 @@ heads: st.SearchStrategy[dict[str, Any]] = st.fixed_dictionaries(
     {
         "route": words,
         "protocol": words,
-        "endpoint_model": words,
-        "version": st.none() | words,
+        "path": words,
         "identity": st.builds(
             Identity, st.lists(words, max_size=2).map(tuple), st.sampled_from([0.0, 1.5]), words, st.booleans()
         ),
@@ -219,19 +217,19 @@ def test_another_proof_key_makes_other_addresses_and_proofs() -> None:
 def test_keys_do_not_change_by_accident() -> None:
     """Replicas and restarts of one release find each other's entries; what changes keys changes the schema too."""
     keys = Keys(DEFAULT_PROOF_KEY, BY_CREDENTIALS)
-    head = keys.scope(**(HEAD | {"headers": with_fields((b"Authorization", b"Bearer 1")), "version": "2"}))
+    head = keys.scope(**(HEAD | {"headers": with_fields((b"Authorization", b"Bearer 1"))}))
     address, proof = keys.fingerprint(head, b"shared", b"item")
-    assert (address.hex(), proof.hex()) == ("b6d4a1662b88aaa9feb07ab7b653d40f", "38172899fc62fc3d01395d12d49014cc")
+    assert (address.hex(), proof.hex()) == ("a913fdc71d8f0f835ff3d1b5b84eef29", "6d0e0b2191b587e420cdb47520432c85")
 
 
-def test_a_path_without_a_version_is_not_one_with_an_empty_version() -> None:
+def test_one_spelling_of_a_path_is_not_another() -> None:
     """What the backend could answer differently is keyed differently."""
-    assert scope(version=None).key != scope(version="").key
+    assert scope(path="/v2/models/embed/infer").key != scope(path="/v2/models/embed/versions/1/infer").key
 
 
 def test_a_name_that_is_no_text_still_has_a_key() -> None:
     """A path with broken UTF-8 is keyed like any other."""
-    assert scope(endpoint_model="\udcff").key != scope(endpoint_model="\udcfe").key
+    assert scope(path="\udcff").key != scope(path="\udcfe").key
 
 
 def test_what_is_remembered_is_bounded_and_heads_that_repeat_stay() -> None:

@@ -37,9 +37,17 @@ class Running:
             while not happened():  # noqa: ASYNC110  # state of the program under test has no event to wait for
                 await asyncio.sleep(0.001)
 
-    async def knows(self, model: str) -> None:
-        """The backend has said what `model` is: from then on its calls are understood."""
-        await self.until(lambda: self.sidecar.models.get(model) is not None)
+    async def knows(self, model: str, codec: str = "v2") -> None:
+        """The backend has said what `model` is, to this codec: from then on its calls are understood."""
+        await self.found(codec)
+        (one,) = (one for one in self.sidecar.pipeline.codecs if one.name == codec)
+        await self.until(lambda: self.sidecar.models.get(one, model) is not None)
+
+    async def found(self, codec: str = "v2") -> None:
+        """The backend has said that it speaks this codec's protocol, or need not say it."""
+        (one,) = (one for one in self.sidecar.pipeline.codecs if one.name == codec)
+        trusted = any(route.trusted and one in route.codecs for route in self.sidecar.parts.values())
+        await self.until(lambda: trusted or self.sidecar.backend.speaks(one))
 
     async def queued(self, items: int) -> None:
         """So many items wait for a batch."""

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proxy.protocols.codec import Call, Endpoint, Part
+from proxy.protocols.codec import Call, Endpoint, Message, Part
 from proxy.protocols.registry import CODECS
 from proxy.protocols.v2 import V2, V2Call
-from proxy.terms import Reason
+from proxy.terms import Model, Reason, Rows
 from tests.protocols.json_texts import damaged, examples
 from tests.protocols.slow_json import Lexed, Malformed, Pairs, slow_read
 from tests.protocols.v2_bodies import KINDS, ROWS_MODEL, WHOLE_MODEL, Asked, asked, backend, body_text
@@ -34,8 +34,12 @@ def with_top(member: bytes) -> bytes:
     return b"{" + member + b',"inputs":[' + X + b"]}"
 
 
-def parsed(body: bytes, model: object = ROWS_MODEL) -> V2Call:
-    call = CODEC.parse(HERE, body, ROWS_MODEL if model is ROWS_MODEL else WHOLE_MODEL)
+def parse(body: bytes, model: Model = ROWS_MODEL) -> Call | Reason:
+    return CODEC.parse(HERE, Message(body), model)
+
+
+def parsed(body: bytes, model: Model = ROWS_MODEL) -> V2Call:
+    call = parse(body, model)
     assert isinstance(call, V2Call), (call, body)
     return call
 
@@ -44,10 +48,32 @@ def whole(call: Call) -> Part:
     return Part(call, tuple(range(len(call.items))))
 
 
+def joined_body(parts: Sequence[Part], waited: Sequence[float] | None = None, request_id: str = "r") -> bytes:
+    """The body of a joined request, which has no other fields and no other path than every V2 request."""
+    joined = CODEC.join(parts, request_id, waited or [0.0] * len(parts))
+    assert joined.fields == () and joined.path is None
+    return joined.body
+
+
+def parts_of(sizes: Sequence[int]) -> list[Part]:
+    """Parts of calls with so many rows each."""
+    return [whole(parsed(one_input(shape=f"[{size},1]", data=str([1] * size)))) for size in sizes]
+
+
+def tried(body: bytes, sizes: Sequence[int], request_id: str | None = None) -> list[list[bytes]] | None:
+    return CODEC.split(Message(body), parts_of(sizes), request_id)
+
+
 def split(body: bytes, sizes: Sequence[int], request_id: str | None = None) -> list[list[bytes]]:
-    results = CODEC.split(body, sizes, request_id)
+    results = tried(body, sizes, request_id)
     assert results is not None, body
     return results
+
+
+def answer(call: Call, results: Sequence[bytes]) -> bytes | None:
+    message = CODEC.answer(call, results)
+    assert message is None or message.fields == ()
+    return message and message.body
 
 
 def unordered(value: Lexed) -> object:
@@ -191,9 +217,9 @@ def test_an_odd_spelling_is_nobodys(method: str, path: str) -> None:
 )
 def test_what_would_have_to_be_guessed_is_left_to_the_backend(body: bytes, reason: Reason) -> None:
     """A body that readers may understand differently goes through untouched, with the reason said."""
-    assert CODEC.parse(HERE, body, ROWS_MODEL) is reason
+    assert parse(body) is reason
     if reason is not Reason.OVER_LIMIT and b"[4,1]" not in body:
-        assert CODEC.parse(HERE, body, WHOLE_MODEL) is reason
+        assert parse(body, WHOLE_MODEL) is reason
 
 
 @examples(100)
@@ -203,7 +229,7 @@ def test_no_damage_to_a_body_goes_unseen(data: st.DataObject) -> None:
     call = data.draw(KINDS.flatmap(asked))
     body = data.draw(damaged(st.just(call.body)))
     for model in (ROWS_MODEL, WHOLE_MODEL):
-        found = CODEC.parse(HERE, body, model)
+        found = parse(body, model)
         if isinstance(found, Reason):
             continue
         try:
@@ -211,7 +237,7 @@ def test_no_damage_to_a_body_goes_unseen(data: st.DataObject) -> None:
         except Malformed:
             pytest.fail(f"understood {body!r}")
         assert not repeated
-        assert without(meaning(CODEC.join([whole(found)], "r", [0.0])), "id", "parameters") == without(
+        assert without(meaning(joined_body([whole(found)])), "id", "parameters") == without(
             unordered(value), "id", "parameters"
         )
 
@@ -220,10 +246,10 @@ def test_no_damage_to_a_body_goes_unseen(data: st.DataObject) -> None:
 @given(st.binary(max_size=60))
 def test_no_bytes_raise(body: bytes) -> None:
     """Whatever comes in, the codec answers."""
-    assert isinstance(CODEC.parse(HERE, body, ROWS_MODEL), (Reason, Call))
-    CODEC.split(body, [1], None)
-    CODEC.split(body, [1, 2], "r")
-    CODEC.answer(parsed(one_input()), [body, body])
+    assert isinstance(parse(body), (Reason, Call))
+    tried(body, [1])
+    tried(body, [1, 2], "r")
+    answer(parsed(one_input()), [body, body])
 
 
 # --- keys
@@ -296,8 +322,8 @@ def test_a_call_of_a_model_without_independent_rows_is_one_item() -> None:
     """What may not be split is kept whole, and never joined."""
     call = parsed(one_input(), WHOLE_MODEL)
     assert (len(call.items), call.joins) == (1, False)
-    for model in (replace(ROWS_MODEL, max_batch_size=0), replace(ROWS_MODEL, rows=False)):
-        assert CODEC.parse(HERE, one_input(), model) == call
+    for model in (replace(ROWS_MODEL, rows=Rows.WHOLE), replace(ROWS_MODEL, rows=Rows.PROVE)):
+        assert parse(one_input(), model) == call
     uneven = b'{"inputs":[' + X + b"," + X.replace(b'"X"', b'"Z"').replace(b"[2,2]", b"[4,1]") + b"]}"
     assert len(parsed(uneven, WHOLE_MODEL).items) == 1
 
@@ -317,7 +343,7 @@ def test_each_caller_gets_what_the_backend_would_have_answered_it_alone(data: st
         for call in calls
     ]
     sizes = [len(part.indexes) for part in parts]
-    joined = CODEC.join(parts, "forebay-1", [0.0] * len(parts))
+    joined = joined_body(parts, request_id="forebay-1")
     together = split(backend(joined, nested=nested), sizes, "forebay-1")
     assert [len(results) for results in together] == sizes
     for call, part, results, original in zip(calls, parts, together, asked_for, strict=True):
@@ -327,9 +353,9 @@ def test_each_caller_gets_what_the_backend_would_have_answered_it_alone(data: st
         for index, result in zip(part.indexes, results, strict=True):
             row = replace(original, rows=(original.rows[index],), id=None)
             assert meaning(result) == meaning(backend(body_text(row), nested=nested))
-        answer = CODEC.answer(call, alone)
-        assert answer is not None
-        assert meaning(answer) == meaning(alone_body)
+        got = answer(call, alone)
+        assert got is not None
+        assert meaning(got) == meaning(alone_body)
 
 
 @examples(60)
@@ -337,7 +363,7 @@ def test_each_caller_gets_what_the_backend_would_have_answered_it_alone(data: st
 def test_a_whole_call_joined_alone_asks_what_its_caller_asked(call: Asked, by_rows: bool) -> None:
     """Nothing is lost, added or respelled on the way through the codec but the id."""
     found = parsed(call.body, ROWS_MODEL if by_rows else WHOLE_MODEL)
-    joined = meaning(CODEC.join([whole(found)], "forebay-1", [0.0]))
+    joined = meaning(joined_body([whole(found)], request_id="forebay-1"))
     assert isinstance(joined, dict)
     assert joined["id"] == '"forebay-1"'
     assert without(joined, "id") == without(meaning(call.body), "id")
@@ -346,7 +372,7 @@ def test_a_whole_call_joined_alone_asks_what_its_caller_asked(call: Asked, by_ro
 def test_a_joined_body_holds_the_rows_of_all_in_order() -> None:
     """One body, one id, and every part's rows one after the other."""
     calls = [parsed(one_input(data=f"[{n},{n},{n + 1},{n + 1}]")) for n in (10, 20)]
-    joined = CODEC.join([Part(calls[0], (1,)), Part(calls[1], (0, 1))], "r", [0.0, 0.0])
+    joined = joined_body([Part(calls[0], (1,)), Part(calls[1], (0, 1))])
     assert json.loads(joined) == {
         "id": "r",
         "inputs": [{"name": "X", "shape": [3, 2], "datatype": "FP32", "data": [11, 11, 20, 20, 21, 21]}],
@@ -372,7 +398,7 @@ def test_a_joined_body_hurries_only_if_all_its_members_do(
 ) -> None:
     """The least time left counts, less what was spent waiting; nobody gets a deadline that it did not set."""
     calls = [parsed(with_top(b'"parameters":' + json.dumps(parameters).encode())) for parameters in own]
-    body = json.loads(CODEC.join([whole(call) for call in calls], "r", waited))
+    body = json.loads(joined_body([whole(call) for call in calls], waited))
     assert body.get("parameters", {}) == joined
 
 
@@ -431,7 +457,7 @@ def test_a_rows_result_reads_as_if_it_had_been_asked_alone() -> None:
 def test_an_answer_that_may_differ_by_row_in_more_than_data_does_not_split(old: bytes, new: bytes) -> None:
     """Rows are never handed out from an answer that does not say for certain which row is whose."""
     assert old in ANSWER
-    assert CODEC.split(ANSWER.replace(old, new), [1, 1], "r") is None
+    assert tried(ANSWER.replace(old, new), [1, 1], "r") is None
 
 
 @pytest.mark.parametrize(
@@ -451,8 +477,8 @@ def test_a_single_item_keeps_whatever_it_was_answered(body: bytes) -> None:
     assert results == [body]
     with_id = body.replace(b"{", b'{"id":"theirs",', 1).replace(b",}", b"}")
     assert split(with_id, [1]) == [[body]]
-    assert CODEC.answer(parsed(one_input(shape="[1,4]")), results) == body
-    assert CODEC.answer(parsed(one_input()), results * 2) is None
+    assert answer(parsed(one_input(shape="[1,4]")), results) == body
+    assert answer(parsed(one_input()), results * 2) is None
 
 
 def test_text_that_is_not_utf_8_reaches_the_caller_as_it_came() -> None:
@@ -460,7 +486,7 @@ def test_text_that_is_not_utf_8_reaches_the_caller_as_it_came() -> None:
     body = b'{"outputs":[{"name":"Y","datatype":"BYTES","shape":[2,1],"data":["\xff\xfe","\xed\xa0\x80]"]}]}'
     (results,) = split(body, [2])
     assert [result.count(b"\xff\xfe") for result in results] == [1, 0]
-    assert CODEC.answer(parsed(one_input()), results) == body
+    assert answer(parsed(one_input()), results) == body
 
 
 # --- answers
@@ -480,9 +506,9 @@ def test_an_answer_carries_its_callers_own_id(member: bytes, id_: bytes | None) 
     call = parsed(b"{" + member + b'"inputs":[' + X + b"]}")
     (results,) = split(ANSWER, [2])
     expected = ANSWER.replace(b'"id":"r",', b'"id":' + id_ + b"," if id_ else b"")
-    assert CODEC.answer(call, results) == expected
+    assert answer(call, results) == expected
     single = parsed(b"{" + member + b'"inputs":[' + X.replace(b"[2,2]", b"[1,4]") + b"]}")
-    assert CODEC.answer(single, results[:1]) == (b'{"id":' + id_ + b"," + results[0][1:] if id_ else results[0])
+    assert answer(single, results[:1]) == (b'{"id":' + id_ + b"," + results[0][1:] if id_ else results[0])
 
 
 @pytest.mark.parametrize(
@@ -507,7 +533,7 @@ def test_results_of_two_forms_make_no_answer(old: bytes, new: bytes) -> None:
     call = parsed(one_input())
     ((first, second),) = split(ANSWER, [2])
     assert old in second
-    assert CODEC.answer(call, [first, second.replace(old, new, 1)]) is None
+    assert answer(call, [first, second.replace(old, new, 1)]) is None
 
 
 @pytest.mark.parametrize(
@@ -525,16 +551,16 @@ def test_what_is_no_rows_result_is_not_merged(old: bytes, new: bytes) -> None:
     call = parsed(one_input())
     ((first, second),) = split(ANSWER, [2])
     assert old in first
-    assert CODEC.answer(call, [result.replace(old, new, 1) for result in (first, second)]) is None
+    assert answer(call, [result.replace(old, new, 1) for result in (first, second)]) is None
 
 
 def test_as_many_results_as_items() -> None:
     """A missing row is never papered over."""
     call = parsed(one_input())
     ((first, second),) = split(ANSWER, [2])
-    assert CODEC.answer(call, [first, second]) is not None
-    assert CODEC.answer(call, [first]) is None
-    assert CODEC.answer(call, [first, second, first]) is None
+    assert answer(call, [first, second]) is not None
+    assert answer(call, [first]) is None
+    assert answer(call, [first, second, first]) is None
 
 
 def test_an_error_has_tritons_shape() -> None:
@@ -553,4 +579,4 @@ def test_a_body_of_a_megabyte_and_many_shapes_are_read_without_growing_memory() 
     parsed(with_top(b'"unknown":"' + b"x" * 100_000 + b'"'))
     parsed(one_input(shape="[1,400000]", data=str([1.5] * 400_000)))
     assert v2_request._remembered.cache_info().misses <= before + 1
-    assert repr(CODEC) == "<V2>"
+    assert repr(CODEC) == "<codec v2>"

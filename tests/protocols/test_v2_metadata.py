@@ -12,16 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.protocols import v2_metadata
+from proxy.protocols.codec import ANY_NUMBER
 from proxy.protocols.v2 import V2
 from proxy.protocols.v2_metadata import (
-    UNKNOWN,
-    Facts,
+    UNDECLARED,
     answered,
     changes_models,
     counters,
-    model_facts,
+    facts,
+    promised,
     versions,
 )
+from proxy.terms import Rows
 from tests.protocols.json_texts import examples
 
 CONFIG = (
@@ -51,10 +53,10 @@ def with_input(**members: object) -> bytes:
 
 def test_rows_are_items_where_the_config_promises_it() -> None:
     """A model with a batch dimension and nothing that ties rows together may be joined up to its limit."""
-    assert model_facts(CONFIG) == Facts(rows=True, max_batch_size=32, instances=1)
+    assert promised(CONFIG) == (Rows.ITEMS, 32, 1)
     dynamic = {"preferred_batch_size": [32], "max_queue_delay_microseconds": 5000}
-    assert model_facts(config(dynamic_batching=dynamic)).rows
-    assert model_facts(config(model_transaction_policy={"decoupled": False})).rows
+    assert promised(config(dynamic_batching=dynamic))[0] is Rows.ITEMS
+    assert promised(config(model_transaction_policy={"decoupled": False}))[0] is Rows.ITEMS
 
 
 @pytest.mark.parametrize(
@@ -72,12 +74,12 @@ def test_rows_are_items_where_the_config_promises_it() -> None:
 )
 def test_rows_that_something_ties_together_are_not_items(text: bytes) -> None:
     """State, streams, ragged and batch-wide tensors, and models behind the model keep a call whole."""
-    assert model_facts(text) == Facts(rows=False, max_batch_size=32, instances=1)
+    assert promised(text) == (Rows.WHOLE, 32, 1)
 
 
 def test_a_model_without_a_batch_dimension_never_joins() -> None:
     """`max_batch_size: 0` means that dimension 0 is the caller's own."""
-    assert model_facts(config(max_batch_size=0)) == Facts(rows=False, max_batch_size=0, instances=1)
+    assert promised(config(max_batch_size=0)) == (Rows.WHOLE, 0, 1)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +97,7 @@ def test_a_model_without_a_batch_dimension_never_joins() -> None:
 )
 def test_instances_are_what_computes_at_once(groups: list[object], instances: int) -> None:
     """Slots follow the number of batches that the backend works on side by side."""
-    assert model_facts(config(instance_group=groups)).instances == instances
+    assert promised(config(instance_group=groups))[2] == instances
 
 
 @pytest.mark.parametrize(
@@ -112,9 +114,9 @@ def test_instances_are_what_computes_at_once(groups: list[object], instances: in
         b"[" * 9999,
     ],
 )
-def test_a_server_that_does_not_say_is_taken_to_forbid(text: bytes | None) -> None:
-    """KServe and MLServer have no config: then the whole call is the item, and nothing joins."""
-    assert model_facts(text) == UNKNOWN == Facts(rows=False, max_batch_size=0, instances=1)
+def test_a_server_that_does_not_say_must_have_it_proved(text: bytes | None) -> None:
+    """KServe and MLServer have no config: rows are tried out before they join, up to any number."""
+    assert promised(text) == UNDECLARED == (Rows.PROVE, ANY_NUMBER, 1)
 
 
 def test_counters_are_kept_by_version() -> None:
@@ -163,18 +165,19 @@ def test_versions_are_listed_as_the_backend_does() -> None:
 @pytest.mark.parametrize(
     ("method", "path", "touched"),
     [
-        ("POST", "/v2/repository/models/rows/load", "*"),
-        ("POST", "/v2/repository/models/rows/unload", "*"),
-        ("POST", "/v2/repository/models/a%20b/load", "*"),
-        ("GET", "/v2/repository/models/rows/load", None),
-        ("POST", "/v2/repository/index", None),
-        ("POST", "/v2/models/rows/infer", None),
-        ("POST", "/v2/models/load/infer", None),
+        ("POST", "/v2/repository/models/rows/load", True),
+        ("POST", "/v2/repository/models/rows/unload", True),
+        ("POST", "/v2/repository/models/a%20b/load", True),
+        ("GET", "/v2/repository/models/rows/load", False),
+        ("POST", "/v2/repository/index", False),
+        ("POST", "/v2/models/rows/infer", False),
+        ("POST", "/v2/models/load/infer", False),
     ],
 )
-def test_loading_a_model_may_change_any_answer(method: str, path: str, touched: str | None) -> None:
+def test_loading_a_model_may_change_any_answer(method: str, path: str, touched: bool) -> None:
     """An ensemble answers anew when one of its steps is loaded, so a load is taken to touch every model."""
-    assert changes_models(method, path) == touched
+    assert changes_models(method, path) is touched
+    assert V2().changes(method, path) is touched
 
 
 @examples(100)
@@ -212,6 +215,7 @@ ANYTHING = st.recursive(
 def test_no_answer_of_a_backend_raises(value: object) -> None:
     """Whatever JSON a backend sends instead of its metadata, it only costs the joining."""
     text = json.dumps(value).encode()
-    assert model_facts(text).instances >= 1
+    assert promised(text)[2] >= 1
+    facts(text, text, text)
     assert counters(text) is None or isinstance(value, dict)
     versions(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,14 +11,21 @@ import numpy as np
 import pytest
 
 from proxy.protocols import v2_metadata
-from proxy.protocols.codec import Endpoint, Part
+from proxy.protocols.codec import Call, Endpoint, Message, Part
 from proxy.protocols.v2 import V2, V2Call
-from proxy.protocols.v2_metadata import Facts
-from proxy.terms import Identity, Model, Reason
+from proxy.terms import Identity, Model, Reason, Rows
 from tests.parts import triton_model
 from tests.parts.triton import DYNAMIC, ROWS, Triton, living
 
 CODEC = V2()
+
+
+def parse(name: str, body: bytes, asked: Model) -> Call | Reason:
+    return CODEC.parse(Endpoint(name), Message(body), asked)
+
+
+def split(body: bytes, parts: Sequence[Part], request_id: str | None) -> list[list[bytes]] | None:
+    return CODEC.split(Message(body), parts, request_id)
 
 
 def x(data: str, shape: str = "[1,1]", datatype: str = "FP32", top: str = "") -> bytes:
@@ -30,8 +38,8 @@ def echoed(data: str, datatype: str, shape: str = "[1,1]") -> bytes:
 
 
 def model(triton: Triton, name: str) -> Model:
-    facts = v2_metadata.model_facts(triton.request("GET", v2_metadata.config_path(name)).body)
-    return Model(name, *facts, identity=Identity(("1",), 0.0, "", known=True))
+    promised = v2_metadata.promised(triton.request("GET", v2_metadata.config_path(name)).body)
+    return Model(name, *promised, identity=Identity(("1",), 0.0, "", known=True))
 
 
 def ask(triton: Triton, body: bytes, name: str = "rows") -> dict[str, object]:
@@ -91,22 +99,22 @@ def test_facts_come_from_the_models_own_config(triton: Triton) -> None:
     triton.add(replace(DYNAMIC, instances=2))
     try:
         found = {
-            name: Facts(m.rows, m.max_batch_size, m.instances) for name in triton.models() if (m := model(triton, name))
+            name: (m.rows, m.max_batch_size, m.instances) for name in triton.models() if (m := model(triton, name))
         }
         assert found == {
-            "rows": Facts(rows=True, max_batch_size=32, instances=1),
-            "mixed": Facts(rows=True, max_batch_size=32, instances=1),
-            "echo": Facts(rows=True, max_batch_size=32, instances=1),
-            "constant": Facts(rows=True, max_batch_size=32, instances=1),
-            "dynamic": Facts(rows=True, max_batch_size=32, instances=2),
-            "whole": Facts(rows=False, max_batch_size=0, instances=1),
-            "sequence": Facts(rows=False, max_batch_size=32, instances=1),
-            "ensemble": Facts(rows=False, max_batch_size=32, instances=1),
+            "rows": (Rows.ITEMS, 32, 1),
+            "mixed": (Rows.ITEMS, 32, 1),
+            "echo": (Rows.ITEMS, 32, 1),
+            "constant": (Rows.ITEMS, 32, 1),
+            "dynamic": (Rows.ITEMS, 32, 2),
+            "whole": (Rows.WHOLE, 0, 1),
+            "sequence": (Rows.WHOLE, 32, 1),
+            "ensemble": (Rows.WHOLE, 32, 1),
         }
         assert v2_metadata.versions(triton.request("GET", v2_metadata.metadata_path("rows")).body) == ("1",)
     finally:
         triton.remove("dynamic")
-    assert v2_metadata.model_facts(triton.request("GET", v2_metadata.config_path("nosuch")).body) == v2_metadata.UNKNOWN
+    assert v2_metadata.promised(triton.request("GET", v2_metadata.config_path("nosuch")).body) == v2_metadata.UNDECLARED
     assert v2_metadata.counters(triton.request("GET", v2_metadata.stats_path("nosuch")).body) is None
 
 
@@ -168,35 +176,38 @@ def test_every_datatype_that_json_carries_is_joined(triton: Triton, datatype: st
 
 def _compare(triton: Triton, bodies: list[bytes], name: str) -> None:
     asked = model(triton, name)
-    calls = [CODEC.parse(Endpoint(name, None), body, asked) for body in bodies]
+    calls = [parse(name, body, asked) for body in bodies]
     parts = [Part(call, tuple(range(len(call.items)))) for call in calls if isinstance(call, V2Call)]
     assert len(parts) == len(bodies)
-    joined = triton.infer(name, CODEC.join(parts, "forebay-7", [0.0] * len(parts)))
-    results = CODEC.split(joined.body, [len(part.indexes) for part in parts], "forebay-7")
+    joined = triton.infer(name, CODEC.join(parts, "forebay-7", [0.0] * len(parts)).body)
+    results = split(joined.body, parts, "forebay-7")
     assert results is not None
     for body, part, own in zip(bodies, parts, results, strict=True):
         alone = triton.infer(name, body)
         assert alone.status == 200
-        assert CODEC.answer(part.call, own) == alone.body
-        assert CODEC.split(alone.body, [len(own)], None) == [own]
+        assert CODEC.answer(part.call, own) == Message(alone.body)
+        assert split(alone.body, [part], None) == [own]
 
 
 def test_a_model_that_does_not_answer_by_rows_is_found_out(triton: Triton) -> None:
     """A model may break its config's promise: then the answer does not split, and nobody gets a stranger's row."""
     asked = model(triton, "constant")
-    call = CODEC.parse(Endpoint("constant", None), x("[1,2]", "[2,1]"), asked)
+    call = parse("constant", x("[1,2]", "[2,1]"), asked)
     assert isinstance(call, V2Call)
-    answer = triton.infer("constant", CODEC.join([Part(call, (0, 1))], "r", [0.0]))
-    assert CODEC.split(answer.body, [2], "r") is None
-    assert CODEC.split(answer.body, [1], "r") == [[answer.body.replace(b'"id":"r",', b"")]]
+    two, one = Part(call, (0, 1)), Part(call, (0,))
+    answer = triton.infer("constant", CODEC.join([two], "r", [0.0]).body)
+    assert split(answer.body, [two], "r") is None
+    assert split(answer.body, [one], "r") == [[answer.body.replace(b'"id":"r",', b"")]]
 
 
 def test_an_ensembles_answer_is_kept_whole(triton: Triton) -> None:
     """It carries parameters of its own, so it is never taken apart by rows."""
     answer = triton.infer("ensemble", x("[1,2]", "[2,1]")).body
     assert b'"parameters":{"sequence_id":0' in answer
-    assert CODEC.split(answer, [2], None) is None
-    assert CODEC.split(answer, [1], None) == [[answer]]
+    for by_rows, results in ((Rows.ITEMS, None), (Rows.WHOLE, [[answer]])):
+        call = parse("ensemble", x("[1,2]", "[2,1]"), replace(model(triton, "rows"), rows=by_rows))
+        assert isinstance(call, V2Call)
+        assert split(answer, [Part(call, tuple(range(len(call.items))))], None) == results
 
 
 def test_triton_says_the_id_first_and_leaves_an_empty_one_out(triton: Triton) -> None:
@@ -210,7 +221,7 @@ def test_triton_takes_the_first_of_two_equal_keys_and_says_nothing(triton: Trito
     twice = b'{"inputs":[{"name":"X","shape":[1,1],"datatype":"FP32","%b":[9],"data":[1]}]}'
     for key in (b"data", b"d\\u0061ta"):
         assert data_of(ask(triton, twice % key)) == [27.0]
-        assert CODEC.parse(Endpoint("rows", None), twice % key, model(triton, "rows")) is Reason.DUPLICATE_KEY
+        assert parse("rows", twice % key, model(triton, "rows")) is Reason.DUPLICATE_KEY
 
 
 @pytest.mark.parametrize(
@@ -245,7 +256,7 @@ def test_what_the_codec_leaves_alone_is_tritons_to_judge(triton: Triton, body: b
     name = "echo" if b'"I_' in body else "rows"
     answer = triton.infer(name, body)
     assert answer.status == status
-    assert CODEC.parse(Endpoint(name, None), body, model(triton, name)) is Reason.UNPARSED
+    assert parse(name, body, model(triton, name)) is Reason.UNPARSED
     if status != 200:
         text = json.loads(answer.body)
         assert list(text) == ["error"]
@@ -256,14 +267,14 @@ def test_triton_refuses_more_rows_than_the_model_takes(triton: Triton) -> None:
     """An oversized call is the backend's to refuse."""
     body = x(str([1] * 33), "[33,1]")
     assert triton.infer("rows", body).status == 400
-    assert CODEC.parse(Endpoint("rows", None), body, model(triton, "rows")) is Reason.OVER_LIMIT
+    assert parse("rows", body, model(triton, "rows")) is Reason.OVER_LIMIT
 
 
 def test_triton_asks_for_binary_answers_to_be_left_alone(triton: Triton) -> None:
     """An answer in another form than JSON is asked for in the body, and then the body is not read."""
     body = x("[1]", top='"parameters":{"binary_data_output":true},')
     assert "inference-header-content-length" in triton.infer("rows", body).headers
-    assert CODEC.parse(Endpoint("rows", None), body, model(triton, "rows")) is Reason.UNPARSED
+    assert parse("rows", body, model(triton, "rows")) is Reason.UNPARSED
 
 
 def test_triton_knows_one_spelling_of_a_model(triton: Triton) -> None:
