@@ -111,8 +111,9 @@ class Order:
         )
 
     def trial(self, call: Call) -> Job:
-        """The same request read item by item, to be sent once more in company: see `proofs`."""
-        return replace(self.job(()), part=Part(call, tuple(range(len(call.items)))))
+        """The same request read item by item, to be sent once more in company. It holds nothing of the visit."""
+        job = self.job(tuple(range(len(call.items))))
+        return replace(job, part=Part(call, job.part.indexes), timeline=Timeline(), stream=_nowhere)
 
     async def stream(self, answer: Answer, begun: Sequence[bytes]) -> None:
         """Send an answer that is too large to be held: what came of it, then the rest as it comes."""
@@ -141,3 +142,7 @@ class Order:
 
     def whole(self) -> Job:
         return self.job(tuple(range(len(self.call.items))))
+
+
+async def _nowhere(answer: Answer, begun: Sequence[bytes]) -> None:
+    raise AssertionError("what no caller waits for is streamed to nobody")

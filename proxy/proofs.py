@@ -70,7 +70,7 @@ class Sample(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes that it holds."""
-        return len(self.job.body) + sum(map(len, self.results))
+        return len(self.job.body) + sum(map(len, self.job.part.call.items)) + sum(map(len, self.results))
 
 
 @dataclass(slots=True, eq=False)

@@ -44,6 +44,9 @@ PATHS: Final = (
 )
 """Requests by whose paths the codecs show what they would do; each codec that needs no configuration takes some."""
 
+ANY: Final = ""
+"""The model of a route that says which protocol it has, where nobody names one."""
+
 WITHIN: Final = 5.0  # seconds that the backend may take over one question
 
 _SAID: Final = {RowsAre.ITEMS: Rows.ITEMS, RowsAre.PROVE: Rows.PROVE, RowsAre.WHOLE: Rows.WHOLE}
@@ -103,7 +106,7 @@ async def survey(settings: Settings) -> Survey:
         await connections.aclose()
     found: dict[str, dict[str, Model | None]] = {}
     for (codec, name), model in zip(wanted, learnt, strict=True):
-        if model is None or model.listed:
+        if model is None or model.listed or name == ANY:
             found.setdefault(codec.name, {})[name] = model
     hint = (_NO_MODELS,) if backend.found else (_NOTHING,)
     return Survey(
@@ -119,24 +122,25 @@ async def _wanted(settings: Settings, backend: Backend, connections: Connections
 
     A protocol that lists none is asked about what others list: one server may speak both.
     """
-    answers: dict[tuple[str, str], Exchange | None] = {}
-    named = [name for route in settings.table() if (name := route.match.model) is not None and "*" not in name]
+    table = list(settings.table())
+    named = [name for route in table if (name := route.match.model) is not None and "*" not in name]
+    trusted = {route.protocol for route in table}
     listed: dict[str, list[str]] = {}
     for codec in CODECS:
         if codec.name in backend.found:
             listed[codec.name] = list(backend.found[codec.name].models)
-            for question in codec.listings:
-                if question not in answers:
-                    answers[question] = await _answer(connections, *question)
-                if (answer := answers[question]) is not None:
+            for method, path in codec.listings:
+                if (answer := await _answer(connections, method, path)) is not None:
                     listed[codec.name] += codec.listed(answer)
     of_others = [name for codec in CODECS if codec.path_is_proof for name in listed.get(codec.name, ())]
-    return [
-        (codec, name)
-        for codec in CODECS
-        if backend.speaks(codec)
-        for name in dict.fromkeys([*listed.get(codec.name, of_others), *named])
-    ]
+    wanted: list[tuple[Codec, str]] = []
+    for codec in CODECS:
+        names = dict.fromkeys([*listed.get(codec.name, of_others), *named])
+        if backend.speaks(codec):
+            wanted += [(codec, name) for name in names]
+        elif codec.protocol in trusted:  # by a route's word alone
+            wanted += [(codec, name) for name in names or (ANY,)]
+    return wanted
 
 
 async def _answer(connections: Connections, method: str, path: str) -> Exchange | None:
@@ -181,15 +185,15 @@ def _of_model(settings: Settings, route: RouteSettings, codec: Codec, name: str,
     """A model's requests on a route, those that are treated alike in one row."""
     alike: dict[Treatment, list[str]] = {}
     for path in PATHS:
-        endpoint = codec.recognise("POST", path.format(model=segment(name)))
-        if endpoint is not None and _takes(settings, route, path.format(model=segment(name)), name):
+        endpoint = codec.recognise("POST", path.format(model=segment(name or "any")))
+        if endpoint is not None and _takes(settings, route, path.format(model=segment(name or "any")), name):
             alike.setdefault(_treatment(settings, route, codec, endpoint, model), []).append(path)
     for treatment, paths in alike.items():
         if "{model}" in paths[0]:
             requests = f"{codec.protocol} at {route.prefix}" if route.prefix else codec.protocol
         else:
             requests = route.prefix + paths[0] + (f" +{len(paths) - 1}" if len(paths) > 1 else "")
-        yield Row(shown(name), requests, treatment, route.id)
+        yield Row(shown(name) or "any", requests, treatment, route.id)
 
 
 def _by_map(settings: Settings, route: RouteSettings, codec: Codec) -> Iterator[Row]:

@@ -89,7 +89,7 @@ class Understanding:
         if reading is not None and (not visit.settled or reading.codec is visit.codec):
             if not visit.settled:
                 self._move(visit, self._parts[reading.route])
-            visit.model = reading.plan.model.name
+            visit.codec, visit.model = reading.codec, reading.plan.model.name
             return Order(visit, reading, reading.call, reading.plan, reading.cache, self._host, body, read_anew=False)
         understood = self._understand(visit, body)
         if isinstance(understood, Reason):

@@ -108,6 +108,7 @@ def test_the_routes_of_a_file_are_applied(tmp_path: Path, capsys: pytest.Capture
     )
     with answering() as table:
         speak_v2(table, "a1", "b", "c", "d")
+        table["/v2/models/b/config"] = (200, b'{"max_batch_size": 0}')
         speak_openai(table, "qwen")
         lines = checked(capsys, str(file), "--upstream", table.backend.url)
     assert lines[0] == f"{file}: ok"
@@ -146,6 +147,17 @@ def test_a_model_that_only_a_route_names_is_asked_about(tmp_path: Path, capsys: 
         table["/v2/models/mine"] = (503, b"")
         lines = checked(capsys, str(file), "--upstream", url)
         assert lines[-1].split() == ["mine", "v2", "cannot", "be", "asked", "now", "-", "-", "-", "a"]
+
+
+def test_a_route_may_know_more_than_the_backend_says(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where a route says which protocol it has, its requests are shown though the backend names none."""
+    file = tmp_path / "forebay.yaml"
+    file.write_text("routes:\n- {id: tei, match: {path: /tei/*}, prefix: /tei, protocol: tei}\n")
+    with answering() as table:
+        lines = checked(capsys, str(file), "--upstream", table.backend.url)
+    shown = [line for line in lines if line.startswith("any")]
+    assert [line.split()[1] for line in shown] == ["/tei/embed", "/tei/rerank"]
+    assert all(line.endswith(" tei") for line in shown)
 
 
 def test_a_backend_of_no_known_protocol_passes_through(capsys: pytest.CaptureFixture[str]) -> None:

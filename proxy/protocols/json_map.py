@@ -46,7 +46,8 @@ class JsonMapSettings:
     items: str | None = setting(
         None,
         "JSON pointer to the list of items in a request, as `/inputs`; `''` where the body is the list. What stands "
-        "beside it is shared by all of them. Left out: the whole request is the item, whatever it holds.",
+        "beside it is shared by all of them. Left out: the whole request is the item, whatever it holds. Any map says "
+        "that equal requests have equal answers.",
     )
     results: str | None = setting(
         None,

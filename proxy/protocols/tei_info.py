@@ -72,7 +72,7 @@ def _info(answer: Exchange | None) -> dict[str, Any] | None:
         return None
     try:
         said = msgspec.json.decode(answer.body)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+    except (msgspec.DecodeError, RecursionError):
         return None
     if not isinstance(said, dict) or not isinstance(said.get("model_type"), dict):
         return None

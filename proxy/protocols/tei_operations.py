@@ -26,7 +26,7 @@ from proxy.protocols.json_values import elements, members, spelled, text_of
 from proxy.protocols.spans import SPACE
 
 _TOKEN_IDS: Final = re.compile(rb"\[(?:0|[1-9][0-9]{0,9})(?:,(?:0|[1-9][0-9]{0,9}))*+\]")
-_UNREADABLE: Final = (msgspec.DecodeError, RecursionError, UnicodeDecodeError)
+_UNREADABLE: Final = (msgspec.DecodeError, RecursionError)
 
 
 class Items(NamedTuple):

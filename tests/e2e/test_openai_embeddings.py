@@ -7,6 +7,7 @@ import base64
 import contextlib
 import importlib.util
 import itertools
+import json
 import subprocess
 import sys
 from array import array
@@ -24,8 +25,9 @@ from tests.parts.forebay import Running, forebay
 from tests.parts.forebay_process import ROOT
 
 CALLERS: Final = 24
-TOLERANCE: Final = 1e-6
-"""By how much a number may differ between a text that rode alone and one that did not: at most 1.8e-7 was seen."""
+TOLERANCE: Final = 1e-5
+"""By how much a number may differ between a text that rode alone and one that did not: at most 1.1e-6 was seen, of an
+embedding that the encoder had shortened."""
 NUMBERS: Final = itertools.count(1)  # texts that nobody has asked for yet
 CODEC: Final = "openai_embeddings"
 
@@ -168,12 +170,8 @@ async def test_every_form_is_answered_as_without_forebay(both: Both, server: Ser
     assert hit.cache.startswith("Forebay; hit")
     for answer in (miss, hit):
         agree(answer, direct)
-        assert answer.estimated == (form == "twice the same" and answer is hit)
-    assert len(direct.content.data) == (len(asked["asked"]) if isinstance(asked["asked"][0], (str, list)) else 1) or (
-        isinstance(asked["asked"], str)
-    )
-    if form == "text":
-        assert hit.body == miss.body
+        assert not answer.estimated
+    assert json.loads(hit.body) == json.loads(miss.body)
 
 
 REFUSALS: Final[dict[str, dict[str, Any]]] = {
@@ -185,7 +183,7 @@ REFUSALS: Final[dict[str, dict[str, Any]]] = {
     "an unknown form": {"asked": "a", "encoding_format": "hex"},
     "too long": {"asked": "a" * 3000},
     "an unknown model": {"asked": "a", "model": "unknown"},
-    "too many": {"asked": ["a"] * (MAX_BATCH_SIZE + 1)},
+    "too many": {"asked": [f"a {number}" for number in range(MAX_BATCH_SIZE + 1)]},
     "dimensions": {"asked": "a", "dimensions": 0},
 }
 TAKEN: Final = {
@@ -222,7 +220,7 @@ async def test_callers_at_the_same_time_share_requests(both: Both) -> None:
     items = sum(len(answer.content.data) for answer in direct)
     assert scrape.total("forebay_batch_items_sum") == items
     assert scrape.total("forebay_batch_items_count") < CALLERS / 2
-    assert scrape.total("forebay_cache_items_total", result="hit") == items
+    assert scrape.total("forebay_cache_items_total", result="memory_hit") == items
 
 
 async def test_base64_and_numbers_never_share_a_request(both: Both) -> None:

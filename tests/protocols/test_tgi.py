@@ -377,6 +377,7 @@ tgi_request_count 12
 # TYPE tgi_request_success counter
 tgi_request_success 10
 tgi_request_duration_count 99
+other_tgi_request_count 99
 tgi_request_failure{err="validation"} 2
 """
     found = facts(local, said(metrics))

@@ -288,7 +288,7 @@ async def test_a_fault_of_forebay_s_own_does_not_end_the_polls(
     clock = Clock()
     with answering() as table:
         table["/info"] = HELLO
-        async with connected(table.backend.url) as connections:
+        async with asyncio.timeout(20), connected(table.backend.url) as connections:
             with monkeypatch.context() as broken:
                 broken.setattr(connections, "ask", lambda *_, **__: 1 / 0)
                 async with asking(connections, clock) as (backend, _):

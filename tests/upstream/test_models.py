@@ -27,9 +27,9 @@ CODEC = V2()
 
 
 class Catalogue(Silent):
-    """A codec of a server with one list, by name, of how many items its models take. It answers for other names, too.
+    """A codec of a server with one list, by name, of how many items its models take.
 
-    Of those it says that any number goes.
+    It answers for other names, too, and takes any number then. That the list has other names shows that it was loaded.
     """
 
     name = protocol = "catalogue"
@@ -41,7 +41,9 @@ class Catalogue(Silent):
         if answers[0] is None:
             return None
         listed = json.loads(answers[0].body)
-        return Facts(Rows.ITEMS, listed.get(model, ANY_NUMBER), state=answers[0].body, listed=model in listed)
+        return Facts(
+            Rows.ITEMS, listed.get(model, ANY_NUMBER), state=json.dumps([*listed]).encode(), listed=model in listed
+        )
 
 
 SILENT, CATALOGUE = Silent(), Catalogue()
@@ -550,6 +552,7 @@ async def test_codecs_know_a_model_each_for_itself() -> None:
             assert (one.max_batch_size, other.max_batch_size) == (8, 5)
             models.answered("catalogue", "m", clock.time + 1)
             await clock.tick()
+            assert clock.slept == [EVERY, EVERY]
             assert models.get(CODEC, "m") is one
             assert models.report() == [
                 {
@@ -589,7 +592,7 @@ async def test_a_list_of_all_models_is_asked_for_once_a_poll() -> None:
             for name, model in before.items():
                 after = models.get(CATALOGUE, name)
                 assert after is not None
-                assert after.identity.generation > model.identity.generation
+                assert (after.identity.generation > model.identity.generation) == (name == "f")
                 assert after.max_batch_size == (7 if name == "f" else model.max_batch_size)
 
 
@@ -608,7 +611,7 @@ async def test_a_name_that_is_not_listed_may_be_answered_for() -> None:
             assert models.get(CATALOGUE, model.name) is model
             await settled(models)
             assert models.get(CATALOGUE, model.name) is model
-            table["/catalogue"] = (200, b'{"m": 6}')
+            table["/catalogue"] = (200, b'{"m": 5, "n": 6}')
             clock.time += UNLISTED_FOR
             assert models.get(CATALOGUE, model.name) is model
             await settled(models)

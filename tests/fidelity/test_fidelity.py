@@ -1,0 +1,103 @@
+"""Fidelity, for every protocol: whatever is asked, and in whatever company, the answer is the backend's own.
+
+Numbers are compared as lexemes, tensors as bytes. What the backends here answer about an item is a function of that
+item, so nothing of it may differ: the tolerance is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+
+from tests.fidelity.forms import ESTIMATED, FORMS, Form, without_usage
+from tests.fidelity.lexed import read
+from tests.fidelity.stage import Answer, Asked, Stage, staged
+from tests.parts.forebay import Running
+from tests.parts.triton import Triton
+from tests.protocols.json_texts import examples
+
+HANDFULS = 60  # three to five calls each, every one of them asked at least three times
+
+
+@pytest.fixture(scope="module", params=FORMS, ids=repr)
+def form(request: pytest.FixtureRequest) -> Form:
+    found = request.param
+    assert isinstance(found, Form)
+    return found
+
+
+@pytest.fixture(scope="module")
+def stage(form: Form, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    config = None
+    if form.routes:
+        config = tmp_path_factory.mktemp("fidelity") / "forebay.yaml"
+        config.write_text(f"routes:{form.routes}")
+    backend = form.backend
+    if backend is None:
+        triton: Triton = request.getfixturevalue("triton")
+
+        @asynccontextmanager
+        async def real() -> AsyncIterator[str]:
+            yield triton.url
+
+        backend = real
+
+    async def ready(running: Running) -> None:
+        for model in form.models if form.codec != "json_map" else ():
+            await running.knows(model, form.codec)
+
+    with staged(backend, ready, config) as found:
+        yield found
+
+
+def same(direct: Answer, answer: Answer, asked: Asked) -> None:
+    """Fail unless the one says what the other says."""
+    assert answer.status == direct.status, (asked, direct, answer)
+    assert answer.fields.get("Content-Type") == direct.fields.get("Content-Type"), (asked, direct, answer)
+    expected, found = read(direct.body, direct.fields), read(answer.body, answer.fields)
+    if ESTIMATED in answer.fields:
+        expected, found = without_usage(expected), without_usage(found)
+    assert found == expected, (asked, direct, answer)
+
+
+async def compare(stage: Stage, calls: list[Asked], seen: Counter[str]) -> None:
+    """The first call alone, then all of them at once, then all of them again."""
+    direct = await asyncio.gather(*map(stage.direct, calls))
+    same(direct[0], await stage.through(calls[0]), calls[0])
+    for again in (False, True):
+        answers = await asyncio.gather(*map(stage.through, calls))
+        for asked, expected, answer in zip(calls, direct, answers, strict=True):
+            same(expected, answer, asked)
+            seen["answers"] += expected.status == 200
+            seen["hits"] += answer.cache.startswith("Forebay; hit")
+            seen["partly"] += "fwd=partial" in answer.cache
+            if again and expected.status == 200:
+                assert answer.cache.startswith("Forebay; hit") or not asked.hit, (asked, answer)
+
+
+def test_answers_are_the_backends_own(form: Form, stage: Stage) -> None:
+    """Alone and joined, first and repeated, whole and partly known: values, lexemes, ids, order, status and type."""
+    seen: Counter[str] = Counter()
+
+    def handful(calls: list[Asked]) -> None:
+        stage.run(compare(stage, calls, seen))
+
+    for found in form.found:
+        handful = example(found)(handful)
+    examples(HANDFULS)(given(form.calls)(handful))()
+
+    scrape = stage.run(stage.running.scrape())
+    batches: Any = scrape.total("forebay_batch_items_count")
+    rode = scrape.total("forebay_batch_items_sum")
+    print(form, seen, batches, rode)
+    assert seen["answers"] > HANDFULS, seen
+    assert seen["hits"] > HANDFULS, seen
+    assert (seen["partly"] > 0) == form.joins, seen
+    assert (rode > batches) == form.joins
+    assert scrape.total("forebay_decisions_total", reason="codec_error") == 0
