@@ -44,8 +44,8 @@ PATHS: Final = (
 )
 """Requests by whose paths the codecs show what they would do; each codec that needs no configuration takes some."""
 
-ANY: Final = ""
-"""The model of a route that says which protocol it has, where nobody names one."""
+UNNAMED: Final = ""
+"""The model of requests that name none, for a server has but one."""
 
 WITHIN: Final = 5.0  # seconds that the backend may take over one question
 
@@ -63,12 +63,14 @@ class Survey(NamedTuple):
 
     described: in one line. hint: for who sees no row, a line or none.
     speaks: codecs, by name, that may take requests. models: by the codec's name, None where it could not say.
+    called: how it calls a codec's `UNNAMED` model.
     """
 
     described: str
     hint: tuple[str, ...]
     speaks: frozenset[str]
     models: Mapping[str, Mapping[str, Model | None]]
+    called: Mapping[str, str]
 
 
 class Treatment(NamedTuple):
@@ -106,14 +108,18 @@ async def survey(settings: Settings) -> Survey:
         await connections.aclose()
     found: dict[str, dict[str, Model | None]] = {}
     for (codec, name), model in zip(wanted, learnt, strict=True):
-        if model is None or model.listed or name == ANY:
+        if model is None or model.listed or (name == UNNAMED and not backend.speaks(codec)):
             found.setdefault(codec.name, {})[name] = model
+    for name, models_of in found.items():
+        if UNNAMED in models_of:  # all its requests are for that one, whatever it is called elsewhere
+            found[name] = {UNNAMED: models_of[UNNAMED]}
     hint = (_NO_MODELS,) if backend.found else (_NOTHING,)
     return Survey(
         described=backend.describe() if backend.asked else "the backend cannot say now what it is",
         hint=() if backend.asks_for_credentials or not backend.asked else hint,
         speaks=frozenset(codec.name for codec in CODECS if backend.speaks(codec)),
         models=found,
+        called={name: one.models[0] for name, one in backend.found.items() if one.models},
     )
 
 
@@ -133,14 +139,17 @@ async def _wanted(settings: Settings, backend: Backend, connections: Connections
                 if (answer := await _answer(connections, method, path)) is not None:
                     listed[codec.name] += codec.listed(answer)
     of_others = [name for codec in CODECS if codec.path_is_proof for name in listed.get(codec.name, ())]
-    wanted: list[tuple[Codec, str]] = []
-    for codec in CODECS:
-        names = dict.fromkeys([*listed.get(codec.name, of_others), *named])
-        if backend.speaks(codec):
-            wanted += [(codec, name) for name in names]
-        elif codec.protocol in trusted:  # by a route's word alone
-            wanted += [(codec, name) for name in names or (ANY,)]
-    return wanted
+    return [
+        (codec, name)
+        for codec in CODECS
+        if backend.speaks(codec) or codec.protocol in trusted
+        for name in dict.fromkeys([*listed.get(codec.name, of_others), *named, *_unnamed(codec)])
+    ]
+
+
+def _unnamed(codec: Codec) -> tuple[str, ...]:
+    """UNNAMED, where it is bodies that name models, if anything does."""
+    return (UNNAMED,) if any(codec.recognise("POST", path) for path in PATHS if "{model}" not in path) else ()
 
 
 async def _answer(connections: Connections, method: str, path: str) -> Exchange | None:
@@ -178,22 +187,24 @@ def _rows(settings: Settings, said: Survey) -> Iterator[Row]:
         for name in dict.fromkeys(name for codec in taking for name in said.models.get(codec.name, ())):
             for codec in taking:
                 if name in said.models.get(codec.name, ()):
-                    yield from _of_model(settings, route, codec, name, said.models[codec.name][name])
+                    yield from _of_model(settings, route, codec, name, said)
 
 
-def _of_model(settings: Settings, route: RouteSettings, codec: Codec, name: str, model: Model | None) -> Iterator[Row]:
+def _of_model(settings: Settings, route: RouteSettings, codec: Codec, name: str, said: Survey) -> Iterator[Row]:
     """A model's requests on a route, those that are treated alike in one row."""
+    model = said.models[codec.name][name]
     alike: dict[Treatment, list[str]] = {}
     for path in PATHS:
-        endpoint = codec.recognise("POST", path.format(model=segment(name or "any")))
-        if endpoint is not None and _takes(settings, route, path.format(model=segment(name or "any")), name):
+        spelled = path.format(model=segment(name))
+        endpoint = codec.recognise("POST", spelled)
+        if endpoint is not None and _takes(settings, route, spelled, name):
             alike.setdefault(_treatment(settings, route, codec, endpoint, model), []).append(path)
     for treatment, paths in alike.items():
         if "{model}" in paths[0]:
             requests = f"{codec.protocol} at {route.prefix}" if route.prefix else codec.protocol
         else:
             requests = route.prefix + paths[0] + (f" +{len(paths) - 1}" if len(paths) > 1 else "")
-        yield Row(shown(name) or "any", requests, treatment, route.id)
+        yield Row(shown(name or said.called.get(codec.name, "any")), requests, treatment, route.id)
 
 
 def _by_map(settings: Settings, route: RouteSettings, codec: Codec) -> Iterator[Row]:

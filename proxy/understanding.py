@@ -172,7 +172,7 @@ class Understanding:
             call = codec.parse(endpoint, message, plan.entire)
             if plan.rows is Rows.PROVE and not isinstance(call, Reason) and wish.batch:
                 by_items = codec.parse(endpoint, message, plan.by_items)
-                if not isinstance(by_items, Reason):
+                if not isinstance(by_items, Reason) and by_items.joins:
                     state = self._proofs.state(self._signature(visit, scope, by_items), kind(codec, plan, by_items))
                     if state is State.PROVED:
                         call = by_items

@@ -65,6 +65,7 @@ def test_a_backend_and_its_models_are_shown(capsys: pytest.CaptureFixture[str]) 
         ]
         assert {request.line.split()[0] for request in table.backend.requests} == {b"GET", b"POST"}
         assert not any(b"/infer" in request.line for request in table.backend.requests)
+        assert "/v2/models/" not in table.asked  # nobody asks about a model without a name there
 
 
 def test_models_are_read_from_a_repository_index(capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,6 +90,27 @@ def test_what_is_treated_alike_stands_in_one_row(capsys: pytest.CaptureFixture[s
             "qwen   /v1/embeddings           rows        up to 32  1      1m *",
             "qwen   /v1/chat/completions +1  whole call  never     -      1m *",
             UNKNOWN_WEIGHTS,
+        ]
+
+
+def test_a_server_of_one_model_is_shown_with_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    """Where requests name no model, as before a TEI, the table names the one that answers, once for each treatment."""
+    info = {
+        "model_id": "bge",
+        "model_sha": "5c38ec7c405ec4b44b94cc5a9bb96e735b38267a",
+        "model_type": {"embedding": {"pooling": "cls"}},
+        "max_input_length": 512,
+        "max_client_batch_size": 8,
+        "version": "1.7.0",
+    }
+    with answering() as table:
+        table["/info"] = (200, json.dumps(info).encode())
+        assert checked(capsys, "--upstream", table.backend.url) == [
+            f"{table.backend.url}: the backend is text-embeddings-inference 1.7.0 (bge), which speaks openai and tei",
+            "MODEL  REQUESTS        ITEMS       JOINED   SLOTS  KEPT AT MOST",
+            "bge    /v1/embeddings  rows        up to 8  1      1h",
+            "bge    /embed +5       rows        up to 8  1      1h",
+            "bge    /rerank         whole call  never    -      1h",
         ]
 
 

@@ -113,7 +113,7 @@ class OpenAIEmbeddings(OpenAI):
         first, second = [_answer(_head_and_body(result)[1]) for result in (one, other)]
         if first is None or second is None or len(first.data) != 1 or len(second.data) != 1:
             return one == other
-        return first.model == second.model and _alike(first.data[0]["embedding"], second.data[0]["embedding"])
+        return first.form == second.form and _alike(first.data[0]["embedding"], second.data[0]["embedding"])
 
     def found(self, answers: Mapping[str, Exchange | None]) -> Found | None:
         """TEI lists no models, but says at another place what it is."""
@@ -143,7 +143,7 @@ class _Answer(NamedTuple):
     usage: dict[str, bytes]
 
     @property
-    def model(self) -> tuple[bytes | None, bytes | None]:
+    def form(self) -> tuple[bytes | None, bytes | None]:
         """What must be equal in answers that are made one."""
         return self.members.get("model"), self.members.get("object")
 
@@ -261,7 +261,7 @@ def _merged(bodies: Sequence[bytes]) -> bytes | None:
 
 
 def _differs(one: _Answer, other: _Answer) -> bool:
-    if one.model != other.model or one.members.keys() != other.members.keys():
+    if one.form != other.form or one.members.keys() != other.members.keys():
         return True
     theirs = other.unknown()
     return any(value != theirs[name] and not _is_scalar(value) for name, value in one.unknown().items())

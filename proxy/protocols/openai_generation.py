@@ -26,6 +26,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from proxy.protocols.codec import Call, Endpoint, Message, Part
 from proxy.protocols.json_values import canonical, document, elements, members, text_of, whole_number
 from proxy.protocols.openai import OpenAI
@@ -95,6 +97,15 @@ _CHANGES: Final = re.compile(
 )
 
 
+class _Streaming(msgspec.Struct):
+    """The one member of a body that is looked at before the rest: most calls stream, and are not read for nothing."""
+
+    stream: bool | None = None
+
+
+_STREAMING: Final = msgspec.json.Decoder(_Streaming).decode
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationCall(Call):
     """limited: did the caller name the most tokens that it wants?"""
@@ -113,6 +124,8 @@ class OpenAIGeneration(OpenAI):
         return Endpoint(None, operation="chat" if found[1] else "completions") if found else None
 
     def parse(self, endpoint: Endpoint, message: Message, model: Model) -> Call | Reason:
+        if _streams(message.body):
+            return Reason.STREAMED
         text = document(message.body)
         if isinstance(text, Refusal):
             return Reason.DUPLICATE_KEY if text is Refusal.DUPLICATE_KEY else Reason.UNPARSED
@@ -120,8 +133,6 @@ class OpenAIGeneration(OpenAI):
         body = members(item)
         if body is None or not _is_understood(body, endpoint.operation):
             return Reason.UNPARSED
-        if body.get("stream") == b"true":
-            return Reason.STREAMED
         if any(_is_on(body.get(name)) for name in _TIED) or not _are_the_callers(body.get("tools", _ABSENT)):
             return Reason.STATEFUL
         limits = [whole_number(body.get(name)) for name in _LIMITS]
@@ -149,6 +160,13 @@ class OpenAIGeneration(OpenAI):
         return method == "POST" and _CHANGES.fullmatch(path) is not None
 
 
+def _streams(body: bytes) -> bool:
+    try:
+        return _STREAMING(body).stream is True
+    except (msgspec.DecodeError, RecursionError):
+        return False
+
+
 def _is_understood(body: Mapping[str, bytes], operation: str) -> bool:
     """Is it a body of this endpoint, so far as it is looked at here? Others mean what their backend makes of them."""
     if operation == "chat":
@@ -156,11 +174,7 @@ def _is_understood(body: Mapping[str, bytes], operation: str) -> bool:
     else:
         asked = body.get("prompt", b"")[:1] in (b'"', b"[")
     named = body.get("model", _ABSENT)
-    return (
-        asked
-        and (named == _ABSENT or named[:1] == b'"')
-        and body.get("stream", _ABSENT) in (_ABSENT, b"true", b"false")
-    )
+    return asked and (named == _ABSENT or named[:1] == b'"') and body.get("stream", _ABSENT) in (_ABSENT, b"false")
 
 
 def _is_deterministic(body: Mapping[str, bytes]) -> bool:

@@ -149,9 +149,8 @@ class TGI(Codec):
 
 
 def _is_greedy(parameters: Mapping[str, bytes]) -> bool:
-    return all(parameters.get(name, _ABSENT) in (_ABSENT, b"false") for name in _DRAWN) and parameters.get(
-        "best_of", _ABSENT
-    ) in (_ABSENT, b"1")
+    drawn = any(parameters.get(name, _ABSENT) not in (_ABSENT, b"false") for name in _DRAWN)
+    return not drawn and parameters.get("best_of", _ABSENT) in (_ABSENT, b"1")
 
 
 def _is_whole(body: bytes) -> bool:

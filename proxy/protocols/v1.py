@@ -174,7 +174,8 @@ class V1(Codec):
         """The versions that serve name the weights, where any are listed.
 
         TensorFlow Serving takes a version for what it was when it was loaded: new weights are a directory with a new
-        number, and files that change under an old one are not read before a restart, which shows. KServe lists none.
+        number, and files that change under an old one are not read before a restart, which shows. OpenVINO Model Server
+        may load one anew in place, which shows in its state for as long as that takes. KServe lists none.
         """
         (status,) = answers
         if status is None:

@@ -68,7 +68,8 @@ def cut_head(head: bytes) -> tuple[bytes, list[bytes]] | None:
     if (found := cut(head)) is None:
         return None
     text, values = found[0], iter(found[1])
-    pieces, all_values = _SIZES.split(text), []
+    pieces = _SIZES.split(text)
+    all_values: list[bytes] = []
     for before, size in zip(pieces[0::3], pieces[2::3], strict=False):
         all_values += itertools.islice(values, before.count(HOLE))
         all_values.append(size)

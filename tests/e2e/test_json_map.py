@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import random
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -357,7 +358,7 @@ async def test_any_traffic_is_answered_as_by_the_server_itself(home: tuple[Home,
         return path, json.dumps(dict(pieces), ensure_ascii=dice.random() < 0.5, indent=dice.choice([None, 1])).encode()
 
     async with before(url, tmp_path, HOME.replace("20s", "1ms")) as both:
-        for _ in range(25):
+        for _ in range(25 * int(os.environ.get("FOREBAY_EXAMPLES", "1"))):
             requests = [request() for _ in range(8)]
             said = await asyncio.gather(*(both.through(*one) for one in requests))
             for one, answer in zip(requests, said, strict=True):

@@ -188,6 +188,17 @@ async def test_a_caller_who_wants_no_company_is_in_no_shadow(running: Running, b
     assert backend.sizes("independent") == [1, 1, 1, 1]
 
 
+async def test_a_call_that_is_one_item_is_in_no_shadow(running: Running, backend: RowsServer) -> None:
+    """Columns are never joined with another call's, so nothing is tried out with them."""
+    await running.knows("independent", "v1")
+    for _ in range(4):
+        url, column = f"{running.url}/v1/models/independent:predict", [next(NUMBERS)]
+        async with running.session.post(url, json={"inputs": column}) as answer:
+            assert (await answer.json())["outputs"] == expected("independent", *column)
+    await settled(running)
+    assert backend.sizes("independent") == [1, 1, 1, 1]
+
+
 @pytest.mark.parametrize(("rows", "joined"), [("true", True), ("false", False)])
 async def test_the_route_may_say_what_rows_are(backend: RowsServer, tmp_path: Path, rows: str, joined: bool) -> None:
     """With `rows: true` or `false` nothing is tried out."""

@@ -87,7 +87,7 @@ def staged(
         async with (
             backend() as upstream,
             forebay(upstream, config=config) as running,
-            aiohttp.ClientSession(connector=connector, auto_decompress=False) as session,
+            aiohttp.ClientSession(connector=connector, headers={"Accept-Encoding": "identity"}) as session,
         ):
             await ready(running)
             yield Stage(runner, running, upstream, session)

@@ -61,7 +61,8 @@ class RowsServer:
             status = {"version": self.version, "state": "AVAILABLE", "status": fine}
             return web.json_response({"model_version_status": [status]})
         assert verb == "predict", verb
-        rows: Rows = json.loads(await request.read())["instances"]
+        body = json.loads(await request.read())
+        rows: Rows = body.get("instances") or body["inputs"]
         async with self.arrived:
             self.calls.append((name, rows))
             self.arrived.notify_all()
@@ -73,7 +74,7 @@ class RowsServer:
                 return web.json_response({"error": "one at a time"}, status=400)
             if name == "overloaded":
                 return web.json_response({"error": "too much"}, status=503)
-        return web.json_response({"predictions": MODELS[name](rows)})
+        return web.json_response({"predictions" if "instances" in body else "outputs": MODELS[name](rows)})
 
 
 @asynccontextmanager

@@ -132,6 +132,7 @@ def test_items_are_found_in_every_form_that_tei_reads(path: str, body: str, item
         ("/embed", '{"inputs":"a"', Reason.UNPARSED),
         ("/embed", '{"inputs":"a"}{}', Reason.UNPARSED),
         ("/embed", '{"inputs":"\\ud800"}', Reason.UNPARSED),
+        ("/embed", '{"inputs":' + "[" * 100_000, Reason.UNPARSED),
         ("/embed", '{"inputs":[]}', Reason.UNPARSED),
         ("/embed", '{"inputs":null}', Reason.UNPARSED),
         ("/embed", '{"inputs":1}', Reason.UNPARSED),
@@ -410,6 +411,14 @@ def test_an_answer_that_does_not_add_up_is_nobodys(call: TEICall, answer: str) -
         assert CODEC.split(Message(answer.encode()), [whole(call)], request_id) is None
 
 
+def test_an_answer_in_another_style_is_read() -> None:
+    """A server that writes white space is understood as well, and each result stays as it was written."""
+    answer = b"\n[\n [ 1.50, 2 ],\t[3,4e0]\n]\r\n"
+    assert split(answer, whole(EMBED)) == [[b"[ 1.50, 2 ]", b"[3,4e0]"]]
+    answer = b' [ {"index" : 1, "score": 2.50} , {"score":1,"index":0}]\n'
+    assert split(answer, whole(RANKED)) == [[b'{"score":1}', b'{"score":2.50}']]
+
+
 def test_only_a_bare_question_is_answered_bare() -> None:
     """`/predict` answers one text without a list around it; the joined request always has one."""
     call = parsed("/predict", b'{"inputs":"a"}')
@@ -535,6 +544,7 @@ def test_a_tei_is_found_by_what_it_says_of_itself(kind: str) -> None:
         exchange(b"ok"),
         exchange(b"\xff"),
         exchange(b'{"model_id":"\xff"}'),
+        exchange(b"[" * 100_000),
     ],
 )
 def test_what_is_no_tei_is_not_taken_for_one(answer: Exchange | None) -> None:

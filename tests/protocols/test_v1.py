@@ -214,7 +214,8 @@ def test_columns_are_one_item() -> None:
         (instances("[1,2]"), instances("[-3,4]")),
         (instances("[0.5,2]"), instances("[3,1e-9]")),
         (instances('"a"'), instances('"b [1] , \\" c"')),
-        (instances('["a",1]'), instances('["[",2]')),
+        (instances('"a"'), instances('"{"')),
+        (instances('["a",1]'), instances('["[{",2]')),
         (instances('{"a":1,"b":"x"}'), instances('{ "a" : 7 , "b" : "" }')),
         (instances('{"b64":"eA=="}'), instances('{"b64":"eHh4"}')),
         (instances("true"), instances("false")),
@@ -295,10 +296,10 @@ def test_a_joined_answer_is_split_between_its_callers() -> None:
     assert results is not None
     assert [len(own) for own in results] == [2, 1]
     assert CODEC.answer(other, results[1]) == Message(b'{"predictions":["x y"]}')
-    second = CODEC.split(Message(b'{"predictions":[null]}'), [part(one, 1)], "s")
+    second = CODEC.split(Message(b'{"predictions": [[ 2, null ]]}'), [part(one, 1)], "s")
     assert second is not None
     (first, third), (missing,) = results[0], second[0]
-    assert CODEC.answer(one, [first, missing, third]) == Message(b'{"predictions":[[1.50],null,{"a":NaN}]}')
+    assert CODEC.answer(one, [first, missing, third]) == Message(b'{"predictions":[[1.50],[2,null],{"a":NaN}]}')
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,7 @@ KINDS = st.builds(
             st.lists(st.integers(1, 3), max_size=3).map(tuple),
             st.booleans(),
             st.sampled_from([b"", b'"parameters":{"k":1}', b'"unknown":[1,{"a":null}]']),
+            st.just(False),
         ),
         min_size=1,
         max_size=3,
@@ -128,6 +129,7 @@ BINARY_KINDS = st.builds(
                 st.lists(st.integers(1, 3), max_size=2).map(tuple),
                 st.booleans(),
                 st.sampled_from([b"", b'"parameters":{"k":1}']),
+                st.just(False),
             ),
         ),
         min_size=1,
@@ -155,7 +157,7 @@ def nest(lexemes: Sequence[bytes], shape: tuple[int, ...]) -> bytes:
     return b"[" + b",".join(nest(lexemes[at * width : (at + 1) * width], shape[1:]) for at in range(shape[0])) + b"]"
 
 
-def tensor_text(
+def tensor_text(  # noqa: PLR0917 - a tensor has as many members
     name: bytes,
     datatype: str,
     rows: Sequence[Sequence[bytes]],
