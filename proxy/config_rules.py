@@ -15,6 +15,7 @@ from proxy.batching.settings import BatchSettings
 from proxy.caching.policy import CacheSettings
 from proxy.caching.redis_address import RedisAddress
 from proxy.config_values import nearest, quoted
+from proxy.protocols import json_pointer
 from proxy.protocols.json_map import JsonMapSettings
 from proxy.protocols.registry import BY_CONFIGURATION, PROTOCOLS
 from proxy.routing import AUTO, Match, RouteSettings, fits
@@ -154,6 +155,12 @@ def alias(text: str) -> str:
     return text
 
 
+def pointer_text(text: str) -> str:
+    """A JSON pointer."""
+    json_pointer.pointer(text)
+    return text
+
+
 def path_pattern(text: str) -> str:
     """A pattern that can fit a path."""
     if not text.startswith(("/", "*")):
@@ -182,6 +189,7 @@ CHECKS: Final[Mapping[tuple[type[Any], str], Check]] = {
     (RouteSettings, "protocol"): protocol,
     (RouteSettings, "prefix"): prefix,
     (RouteSettings, "alias"): alias,
+    **{(JsonMapSettings, name): pointer_text for name in ("items", "results", "item", "result", "shared")},
     (Match, "path"): path_pattern,
     (Match, "model"): model_pattern,
 }
@@ -236,8 +244,20 @@ def _spelling(path: str, route: RouteSettings) -> Iterator[Fault]:
                 f"{path}.protocol",
                 f"{BY_CONFIGURATION} takes every path of its route: leave out `prefix` and `alias`",
             )
+        yield from _map(path, route)
     elif route.json_map != JsonMapSettings():
         yield f"{path}.json_map", f"says nothing without `protocol: {BY_CONFIGURATION}`"
+
+
+def _map(path: str, route: RouteSettings) -> Iterator[Fault]:
+    """A batch of a route's calls goes to one path, which is another than theirs."""
+    batch_path = route.json_map.batch_path
+    if batch_path is None:
+        return
+    if "*" in route.match.path:
+        yield f"{path}.match", f"several paths cannot share the batch_path {batch_path}: write the one path"
+    elif route.match.path == batch_path:
+        yield f"{path}.json_map.batch_path", "is the path of single requests too: write the one that takes a list"
 
 
 def _takes_all(first: Match, second: Match) -> bool:

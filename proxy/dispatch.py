@@ -6,8 +6,8 @@ What happens when, in this order
        An answer too large to be held is streamed to the caller, and shared with nobody.
     2. Several parts, or the missing items of a call, travel as one body that the codec joins. A 2xx
        answer that splits gives each part its item results.
-    3. An answer that does not split: each member is sent singly with its own bytes. Three such answers
-       make the signature unjoinable for a minute.
+    3. An answer that does not split: each member is sent singly with its own bytes. Three such answers,
+       or three by which the backend serves no such thing (`NOT_SERVED`), make the signature unjoinable for a minute.
     4. A refusal that may be one member's fault (400, 413, 422, 500 and every other status but those
        below): the members singly. Nobody gets the joint text, which may quote another caller.
     5. 429, 502, 503, 504, and an exchange that failed: the same to every member, with no further try.
@@ -41,6 +41,9 @@ log = logging.getLogger("forebay.dispatch")
 
 FOR_EVERYBODY: Final = frozenset({429, 502, 503, 504})
 """Statuses that speak of the backend, not of a request: replaying members would only add load."""
+
+NOT_SERVED: Final = frozenset({404, 405, 501})
+"""Statuses by which a backend says that what was asked together is nothing that it serves: a wrong batch path, say."""
 
 STRIKES: Final = 3
 UNJOINABLE_FOR: Final = 60.0  # seconds
@@ -270,6 +273,8 @@ class Dispatcher:
             self._part_ways(first.signature, 1)
         else:
             self._observe.split(first.route, "refused")
+            if exchange.status in NOT_SERVED:
+                self._part_ways(first.signature, 1)
         return [ASK_ALONE] * len(jobs)
 
     async def shadow(self, jobs: Sequence[Job]) -> tuple[int, list[list[bytes]] | None]:

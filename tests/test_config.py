@@ -257,6 +257,18 @@ MISTAKES = [
         "1:29: routes[0].json_map: says nothing without `protocol: json_map`",
     ),
     (
+        "routes: [{id: a, match: {path: /a*}, protocol: json_map, json_map: {batch_path: /b, items: /i, results: /r}}]",
+        "1:18: routes[0].match: several paths cannot share the batch_path /b: write the one path",
+    ),
+    (
+        "routes: [{id: a, match: {path: /b}, protocol: json_map, json_map: {batch_path: /b, items: /i, results: /r}}]",
+        "1:80: routes[0].json_map.batch_path: is the path of single requests too: write the one that takes a list",
+    ),
+    (
+        "routes: [{id: a, match: {}, protocol: json_map, json_map: {items: a, results: /b}}]",
+        "1:67: routes[0].json_map.items: 'a' ",
+    ),
+    (
         "routes: [{id: a, match: {}, protocol: json_map, json_map: {items: /a}}]",
         "1:59: routes[0].json_map: `items` says nothing without `results`: write both, or neither for whole calls",
     ),

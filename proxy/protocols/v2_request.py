@@ -87,6 +87,8 @@ def _read(text: bytes) -> RequestFrame | Reason:
     inputs, parameters = body.pop("inputs", None), body.pop("parameters", {})
     if not isinstance(inputs, list) or not inputs or not isinstance(parameters, dict):
         return Reason.UNPARSED
+    if (reason := _refusal([body, parameters, *inputs])) is not None:
+        return reason
     tensors = [tensor(one) for one in inputs]
     deadlines = [_deadline(parameters.pop(name, b"0")) for name in DEADLINES]
     id_ = body.pop("id", None)
@@ -96,8 +98,6 @@ def _read(text: bytes) -> RequestFrame | Reason:
     holes = len(known) + isinstance(id_, Hole)
     if holes != text.count(HOLE) or len({one.name for one in known}) < len(known):
         return Reason.UNPARSED
-    if (reason := _refusal([body, parameters, *inputs])) is not None:
-        return reason
     sizes = {one.shape[0] for one in known}
     timeout, priority = (deadline or 0 for deadline in deadlines)
     return RequestFrame(

@@ -23,6 +23,7 @@ from tests.parts.triton import Triton
 from tests.protocols.json_texts import examples
 
 HANDFULS = 60  # three to five calls each, every one of them asked at least three times
+TOGETHER = "batch: {mode: fixed, max_delay: 2ms}\n"  # what is asked at once rides together, on a quiet machine too
 
 
 @pytest.fixture(scope="module", params=FORMS, ids=repr)
@@ -34,10 +35,8 @@ def form(request: pytest.FixtureRequest) -> Form:
 
 @pytest.fixture(scope="module")
 def stage(form: Form, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    config = None
-    if form.routes:
-        config = tmp_path_factory.mktemp("fidelity") / "forebay.yaml"
-        config.write_text(f"routes:{form.routes}")
+    config = tmp_path_factory.mktemp("fidelity") / "forebay.yaml"
+    config.write_text(TOGETHER + (f"routes:{form.routes}" if form.routes else ""))
     backend = form.backend
     if backend is None:
         triton: Triton = request.getfixturevalue("triton")

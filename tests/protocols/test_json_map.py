@@ -305,6 +305,14 @@ def test_results_of_different_answers_make_one_only_where_all_else_is_equal() ->
     assert not LIST.alike(first[0], b'{"outputs":[1],"count":1}')
 
 
+def test_white_space_and_the_order_of_keys_keep_no_results_apart() -> None:
+    """What stands beside the results says the same, however it was written: one answer is made of both."""
+    two = parsed(LIST, b'{"inputs":["a","b"]}')
+    answer = said(LIST, two, [b'{"m":{"x":1,"y":[ 2]},"outputs":[3]}', b'{"outputs":[4],"m":{"y":[2], "x": 1}}'])
+    assert answer == b'{"m":{"x":1,"y":[ 2]},"outputs":[3,4]}'
+    assert said(LIST, two, [b'{"m":{"x":1},"outputs":[3]}', b'{"outputs":[4],"m":{"x":1.0}}']) is None
+
+
 @pytest.mark.parametrize(
     "results",
     [[], [b'{"outputs":[1]}'], [b'{"outputs":[1]}'] * 3, [b'{"outputs":[1,2]}'] * 2, [b'{"outputs":[]}'] * 2,

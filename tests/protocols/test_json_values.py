@@ -86,6 +86,43 @@ def test_a_nul_byte_is_no_value(text: bytes) -> None:
 @pytest.mark.parametrize(
     "text",
     [
+        b"",
+        b" ",
+        b"nul",
+        b"[1,]",
+        b"[1]2",
+        b"01",
+        b"1.",
+        b"-",
+        b'{"a":1,}',
+        b'{"a":{"b":1}',
+        b"\xef\xbb\xbf1",
+        b'["\xff"]',
+        b'{"a":"\xff"}',
+        b'{"\xff":1}',
+        b'["\xed\xa0\x80"]',
+        b'["\xc0\x80"]',
+        b'["\xf4\x90\x80\x80"]',
+        b'["\t"]',
+        b'["\\x"]',
+        b'["\\u12"]',
+        b'["\\ud800"]',
+        b'["\\udc00"]',
+        b'["\\ud83d\\ud83d"]',
+        b'["\\udc00\\ud83d"]',
+        b'{"\\ud800":1}',
+        b'{"a":"\\ud83d\\n"}',
+    ],
+)
+def test_what_is_no_json_is_refused(text: bytes) -> None:
+    """Each way to be no JSON by a hair's breadth, and the slow reader agrees."""
+    assert says(text) is Refusal.MALFORMED
+    assert document(text) is Refusal.MALFORMED
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
         b'{"a":1,"\\u0061":1}',
         b'{"a":{},"a":{}}',
         b'{"a":1,"b":2,"a":1}',
@@ -104,9 +141,10 @@ def test_a_key_that_comes_twice_is_seen(text: bytes) -> None:
 
 
 def test_a_long_text_is_no_reason_to_refuse() -> None:
-    """Far more numbers than the strict reader takes, in one list and in many."""
-    rows = [[number / 7, number, -0.0] for number in range(TOKENS)]
+    """Far more numbers than the strict reader takes, in one list and in many, beside text that is escaped."""
+    rows = [[number / 7, number, -0.0, "\U0001f600"] for number in range(TOKENS)]
     text = json.dumps({"instances": rows, "more": {"x": list(range(TOKENS))}}).encode()
+    assert b"\\ud83d\\ude00" in text
     assert accepted(text) == text
     found = members(text)
     assert found is not None

@@ -1,4 +1,4 @@
-"""Promises of binary tensors: whatever form a call and its answer come in, each caller gets its own rows, to the byte."""
+"""Promises of binary tensors: whatever form a call and its answer come in, each caller gets its own rows."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def asks(found: Message) -> object:
     text = meant["json"]
     assert isinstance(text, dict)
     wishes = without(text.get("parameters", {}), "timeout", "priority")
-    return meant | {"json": {**without(text, "id", "parameters"), "parameters": wishes}}
+    return meant | {"json": without(text, "id", "parameters"), "wishes": wishes}
 
 
 # --- joining and taking apart
@@ -200,7 +200,7 @@ def test_a_joined_body_holds_the_rows_of_all_in_order() -> None:
         (message(head(shape="[33,1]", parameters='{"binary_data_size":132}'), b"x" * 132), Reason.OVER_LIMIT),
         (message(head(parameters='{"binary_data_size":16,"binary_data_size":16}'), BLOB), Reason.DUPLICATE_KEY),
         (message(head(parameters='{"binary_data_size":16,"binary\\u005fdata_size":4}'), BLOB), Reason.DUPLICATE_KEY),
-        (message(head(parameters='{"shared_memory_region":"r"}')), Reason.UNPARSED),
+        (message(head(parameters='{"shared_memory_region":"r"}')), Reason.STATEFUL),
         (message(head(parameters='{"binary_data_size":16,"shared_memory_region":"r"}'), BLOB), Reason.STATEFUL),
         (message(head()[:-1] + b',"parameters":{"sequence_id":1}}', BLOB), Reason.STATEFUL),
         (message(head()[:-1] + b',"parameters":{"binary_data_output":1}}', BLOB), Reason.UNPARSED),

@@ -270,13 +270,6 @@ def test_triton_refuses_more_rows_than_the_model_takes(triton: Triton) -> None:
     assert parse("rows", body, model(triton, "rows")) is Reason.OVER_LIMIT
 
 
-def test_triton_asks_for_binary_answers_to_be_left_alone(triton: Triton) -> None:
-    """An answer in another form than JSON is asked for in the body, and then the body is not read."""
-    body = x("[1]", top='"parameters":{"binary_data_output":true},')
-    assert "inference-header-content-length" in triton.infer("rows", body).headers
-    assert parse("rows", body, model(triton, "rows")) is Reason.UNPARSED
-
-
 def test_triton_knows_one_spelling_of_a_model(triton: Triton) -> None:
     """It decodes no percent signs, so a name in another spelling is another name."""
     for path, status in (
@@ -286,3 +279,138 @@ def test_triton_knows_one_spelling_of_a_model(triton: Triton) -> None:
     ):
         assert triton.request("POST", path, x("[1]")).status == status
         assert (CODEC.recognise("POST", path) is not None) == (status == 200)
+
+
+# --- binary tensors
+
+LENGTH = "Inference-Header-Content-Length"
+HALVES = np.array([[0.5, -2.0]], np.float16)
+BYTES = {
+    "BOOL": b"\x01\x00",
+    **{f"{sign}INT{bits}": bytes(range(bits // 4)) for sign in ("", "U") for bits in (8, 16, 32, 64)},
+    "FP16": HALVES.tobytes(),
+    "FP32": np.array([np.nan, -0.0], np.float32).tobytes(),
+    "FP64": np.array([0.1, -np.inf]).tobytes(),
+    "STRING": b"\x03\x00\x00\x00\xff\x00a\x00\x00\x00\x00",
+}
+
+
+def binary_input(name: str, datatype: str, shape: str, blob: bytes) -> str:
+    parameters = f'{{"binary_data_size":{len(blob)}}}'
+    return f'{{"name":"{name}","shape":{shape},"datatype":"{datatype}","parameters":{parameters}}}'
+
+
+def request(inputs: str, tail: bytes = b"", more: str = "", top: str = "") -> Message:
+    head = f'{{{top}"inputs":[{inputs}]{more}}}'.encode()
+    return Message(head + tail, ((LENGTH.encode(), b"%d" % len(head)),) if tail else ())
+
+
+def send(triton: Triton, name: str, message: Message) -> Message:
+    """What Triton answers, with the fields that say how to read it."""
+    fields = {name.decode(): value.decode() for name, value in message.fields}
+    answer = triton.request("POST", f"/v2/models/{name}/infer", message.body, fields)
+    assert answer.status == 200, answer
+    binary = answer.headers.get(LENGTH.lower())
+    assert answer.headers["content-type"] == ("application/octet-stream" if binary else "application/json")
+    return Message(answer.body, ((LENGTH.encode(), binary.encode()),) if binary else ())
+
+
+def _compare_messages(triton: Triton, name: str, asked_for: list[Message]) -> None:
+    """Calls sent singly and joined give the same results, and the same answers to the byte."""
+    calls = [CODEC.parse(Endpoint(name), message, model(triton, name)) for message in asked_for]
+    parts = [Part(call, tuple(range(len(call.items)))) for call in calls if isinstance(call, V2Call)]
+    assert len(parts) == len(asked_for), calls
+    joined = CODEC.join(parts, "forebay-7", [0.0] * len(parts))
+    results = CODEC.split(send(triton, name, Message(joined.body, joined.fields)), parts, "forebay-7")
+    assert results is not None
+    for message, part, own in zip(asked_for, parts, results, strict=True):
+        alone = send(triton, name, message)
+        assert CODEC.answer(part.call, own) == alone
+        assert CODEC.split(alone, [part], None) == [own]
+
+
+@pytest.mark.parametrize("kind", BYTES)
+@pytest.mark.parametrize("wanted", [',"parameters":{"binary_data_output":true}', ""])
+def test_every_datatype_is_joined_as_bytes(triton: Triton, kind: str, wanted: str) -> None:
+    """Binary rows come back as Triton writes them, binary or in JSON, each to its caller."""
+    if kind == "FP16" and not wanted:
+        wanted = f',"outputs":[{{"name":"O_{kind}","parameters":{{"binary_data":true}}}}]'
+    blob = BYTES[kind]
+    if kind == "STRING":
+        blob = blob if wanted else blob.replace(b"\xff\x00", b"[,")
+    two = binary_input(f"I_{kind}", "BYTES" if kind == "STRING" else kind, "[2,1]", blob)
+    one = binary_input(f"I_{kind}", "BYTES" if kind == "STRING" else kind, "[4,1]", blob * 2)
+    _compare_messages(
+        triton,
+        "echo",
+        [request(two, blob, wanted, '"id":"a",'), request(one, blob * 2, wanted), request(two, blob, wanted)],
+    )
+
+
+def test_callers_of_both_forms_at_once_get_what_they_get_alone(triton: Triton) -> None:
+    """Binary inputs beside JSON ones, binary outputs beside JSON ones: every tensor finds its way back."""
+    asked_for = []
+    for n in (1, 3, 2):
+        texts = b"".join(b"\x02\x00\x00\x00%d\n" % row for row in range(n))
+        floats = np.arange(3 * n, dtype=np.float32).tobytes()
+        inputs = [
+            binary_input("C", "BYTES", f"[{n},1]", texts),
+            f'{{"name":"B","shape":[{n},2],"datatype":"INT64","data":{[2**62 + n] * 2 * n}}}',
+            binary_input("A", "FP32", f"[{n},3]", floats),
+        ]
+        outputs = ',"outputs":[{"name":"U"},{"name":"T","parameters":{"binary_data":true}},{"name":"V"}]'
+        outputs += ',"parameters":{"binary_data_output":false}' if n else ""
+        asked_for.append(request(",".join(inputs), texts + floats, outputs, f'"id":"{n}",'))
+    _compare_messages(triton, "mixed", asked_for)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ',"parameters":{"binary_data_output":true}',
+        ',"outputs":[{"name":"Y","parameters":{"binary_data":true}}]',
+        ',"outputs":[{"name":"Y","parameters":{"binary_data":true,"classification":2}}]',
+        ',"outputs":[{"name":"Y","parameters":{"classification":1}}]',
+        ',"outputs":[{"name":"Y","parameters":{"binary_data":false}}],"parameters":{"binary_data_output":true}',
+    ],
+)
+def test_json_callers_get_the_form_that_they_ask_for(triton: Triton, more: str) -> None:
+    """Binary answers to JSON bodies, and classes, are joined and taken apart like any other."""
+    inputs = '{"name":"X","shape":[2,2],"datatype":"FP32","data":[1,2,3,%d]}'
+    _compare_messages(triton, "rows", [request(inputs % n, more=more, top=f'"id":"{n}",') for n in (4, 5)])
+
+
+def test_an_ensembles_binary_answer_is_kept_whole(triton: Triton) -> None:
+    """It carries parameters of its own, so it is never taken apart by rows, and comes back as it came."""
+    blob = np.ones((2, 1), np.float32).tobytes()
+    message = request(binary_input("X", "FP32", "[2,1]", blob), blob, ',"parameters":{"binary_data_output":true}')
+    alone = send(triton, "ensemble", message)
+    call = CODEC.parse(Endpoint("ensemble"), message, model(triton, "ensemble"))
+    assert isinstance(call, V2Call) and not call.joins
+    results = CODEC.split(alone, [Part(call, (0,))], None)
+    assert results is not None
+    assert CODEC.answer(call, results[0]) == alone
+
+
+@pytest.mark.parametrize(
+    ("length", "size", "tail", "status"),
+    [
+        (None, 8, b"12345678", 400),  # no field: what follows the JSON is not seen
+        ("0", 8, b"12345678", 400),  # a raw request, all of it the tensor
+        ("999", 8, b"12345678", 400),
+        ("+{}", 8, b"12345678", 200),
+        ("{}", 8, b"1234567", 400),
+        ("{}", 8, b"123456789", 400),
+        ("{}", 12, b"123456789012", 400),
+        ("{}", 4, b"1234", 400),
+    ],
+)
+def test_bytes_that_do_not_add_up_are_tritons_to_judge(
+    triton: Triton, length: str | None, size: int, tail: bytes, status: int
+) -> None:
+    """What is refused here reaches a backend that has an answer of its own to it."""
+    head = request(binary_input("X", "FP32", "[1,2]", b"x" * size)).body
+    fields = {} if length is None else {LENGTH: length.format(len(head))}
+    assert triton.request("POST", "/v2/models/rows/infer", head + tail, fields).status == status
+    message = Message(head + tail, tuple((name.encode(), value.encode()) for name, value in fields.items()))
+    assert CODEC.parse(Endpoint("rows"), message, model(triton, "rows")) is Reason.UNPARSED

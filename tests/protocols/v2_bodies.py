@@ -34,7 +34,18 @@ ELEMENTS = {
     "BOOL": st.sampled_from([b"true", b"false"]),
     "BYTES": STRINGS,
 }
-WIDTHS = {"BOOL": 1, "INT8": 1, "UINT16": 2, "FP16": 2, "BF16": 2, "INT32": 4, "FP32": 4, "UINT64": 8, "FP64": 8}
+WIDTHS = {
+    "BOOL": 1,
+    "INT8": 1,
+    "UINT16": 2,
+    "FP16": 2,
+    "BF16": 2,
+    "INT32": 4,
+    "FP32": 4,
+    "INT64": 8,
+    "UINT64": 8,
+    "FP64": 8,
+}
 BINARY_ELEMENTS = {
     **{datatype: st.binary(min_size=width, max_size=width) for datatype, width in WIDTHS.items()},
     "BYTES": st.one_of(st.binary(max_size=3), st.sampled_from([b"\xff" * 300, b"{}", b'"', b"\x00" * 4])).map(
