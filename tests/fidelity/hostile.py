@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from hypothesis import strategies as st
@@ -48,34 +48,33 @@ WHOLE: Final = [
 """Bodies that are nothing else."""
 
 
-def large(size: int) -> dict[str, bytes]:
-    """Values of about so many bytes that cost a careless reader much more than that."""
-    return {
-        "open brackets": b"[" * size,
-        "nested arrays": b"[" * (size // 2) + b"]" * (size // 2),
-        "nested objects": b'{"a":' * (size // 6) + b"1" + b"}" * (size // 6),
-        "nested both": b'[{"a":' * (size // 8) + b"1" + b"}]" * (size // 8),
-        "digits": b"1" * size,
-        "decimals": b"-0." + b"9" * size,
-        "exponent": b"1e" + b"9" * size,
-        "numbers": b"[" + b"1," * (size // 2 - 1) + b"1]",
-        "empty arrays": b"[" + b"[]," * (size // 3 - 1) + b"[]]",
-        "empty objects": b"[" + b"{}," * (size // 3 - 1) + b"{}]",
-        "small objects": b"[" + b'{"a":{"b":1}},' * (size // 14 - 1) + b"{}]",
-        "empty texts": b'["' + b'","' * (size // 3 - 1) + b'"]',
-        "members": b"{" + b",".join([b'"%d":{}' % number for number in range(size // 12)]) + b"}",
-        "one member": b"{" + b",".join([b'"a":1'] * (size // 6)) + b"}",
-        "escapes": b'"' + b"\\u0061" * (size // 6) + b'"',
-        "backslashes": b'"' + b"\\\\" * (size // 2) + b'"',
-        "backslashes without end": b'"' + b"\\" * (size | 1),
-        "text without end": b'"' + b"a" * size,
-        "data without end": b'{"data":[' * (size // 9),
-        "data in data": b'{"data":[' * (size // 20) + b"1" + b"]}" * (size // 20),
-        "space": b" " * size + b"1",
-        "space within": b"[" + b" " * size + b"]",
-        "not UTF-8": b'"' + b"\xff" * size + b'"',
-        "surrogates": b'"' + b"\\ud800" * (size // 6) + b'"',
-    }
+LARGE: Final[dict[str, Callable[[int], bytes]]] = {
+    "open brackets": lambda size: b"[" * size,
+    "nested arrays": lambda size: b"[" * (size // 2) + b"]" * (size // 2),
+    "nested objects": lambda size: b'{"a":' * (size // 6) + b"1" + b"}" * (size // 6),
+    "nested both": lambda size: b'[{"a":' * (size // 8) + b"1" + b"}]" * (size // 8),
+    "digits": lambda size: b"1" * size,
+    "decimals": lambda size: b"-0." + b"9" * size,
+    "exponent": lambda size: b"1e" + b"9" * size,
+    "numbers": lambda size: b"[" + b"1," * (size // 2 - 1) + b"1]",
+    "empty arrays": lambda size: b"[" + b"[]," * (size // 3 - 1) + b"[]]",
+    "empty objects": lambda size: b"[" + b"{}," * (size // 3 - 1) + b"{}]",
+    "small objects": lambda size: b"[" + b'{"a":{"b":1}},' * (size // 14 - 1) + b"{}]",
+    "empty texts": lambda size: b'["' + b'","' * (size // 3 - 1) + b'"]',
+    "members": lambda size: b"{" + b",".join([b'"%d":{}' % number for number in range(size // 12)]) + b"}",
+    "one member": lambda size: b"{" + b",".join([b'"a":1'] * (size // 6)) + b"}",
+    "escapes": lambda size: b'"' + b"\\u0061" * (size // 6) + b'"',
+    "backslashes": lambda size: b'"' + b"\\\\" * (size // 2) + b'"',
+    "backslashes without end": lambda size: b'"' + b"\\" * (size | 1),
+    "text without end": lambda size: b'"' + b"a" * size,
+    "data without end": lambda size: b'{"data":[' * (size // 9),
+    "data in data": lambda size: b'{"data":[' * (size // 20) + b"1" + b"]}" * (size // 20),
+    "space": lambda size: b" " * size + b"1",
+    "space within": lambda size: b"[" + b" " * size + b"]",
+    "not UTF-8": lambda size: b'"' + b"\xff" * size + b'"',
+    "surrogates": lambda size: b'"' + b"\\ud800" * (size // 6) + b'"',
+}
+"""Values of about so many bytes that cost a careless reader much more than that."""
 
 
 def bodies(valid: Sequence[bytes]) -> st.SearchStrategy[bytes]:

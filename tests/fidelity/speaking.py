@@ -286,7 +286,7 @@ SAYINGS: Final[dict[str, Callable[[Said, str], Said]]] = {
     "half": lambda said, _: said._replace(body=said.body[: len(said.body) // 2]),
     "empty": lambda said, _: said._replace(body=b""),
     "garbage": lambda said, exact: said._replace(body=b"\x00\xff" + exact.encode()),
-    "not UTF-8": lambda said, _: said._replace(body=said.body.replace(b'"', b'"\xff', 1)),
+    "not UTF-8": lambda said, _: said._replace(body=said.body[:1] + b"\xff" + said.body[1:]),
     "twice": lambda said, _: said._replace(body=said.body + said.body),
     "a key twice": lambda said, _: said._replace(body=said.body.replace(b"{", b'{"x": 1, "x": 2, ', 1)),
     "an error": lambda said, exact: _changed(said, exact),

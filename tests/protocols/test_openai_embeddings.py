@@ -374,6 +374,9 @@ UNPARSED: Final = [
     b'{"input":[true]}',
     b'{"input":[[["a"]]]}',
     b'{"input":[null]}',
+    b'{"input":[[true]]}',
+    b'{"input":[[1],["a"]]}',
+    b'{"input":[[1.5]]}',
     b'{"input":null}',
     b'{"input":7}',
     b'{"input":{"a":1}}',
@@ -432,6 +435,7 @@ def test_a_joined_request_says_nothing_that_its_callers_did_not() -> None:
         framed()[:-1],
         framed(data=b'[{"index":0,"embedding":[1]}]'),
         framed(data=DATA[:-1] + b',{"index":2,"embedding":[3]}]'),
+        framed(data=DATA[:-1] + b',{"index":2}]'),
         framed(data=b'[{"index":0,"embedding":[1]},{"index":0,"embedding":[2]}]'),
         framed(data=b'[{"index":1,"embedding":[1]},{"index":2,"embedding":[2]}]'),
         framed(data=b'[{"index":0,"embedding":[1]},{"embedding":[2]}]'),
@@ -694,6 +698,7 @@ def test_two_batches_may_differ_by_arithmetic() -> None:
         assert not CODEC.alike(one, near.replace(b'"model":"m"', b'"model":"n"'))
     assert not CODEC.alike(result(0.5), result(0.5, in_base64=True))
     assert not CODEC.alike(result(0.5), result(0.5, 0.5))
+    assert not CODEC.alike(framed(), framed(data=DATA.replace(b"[2]", b"[3]")))
     assert not CODEC.alike(
         framed(data=b'[{"index":0,"embedding":"AAAA"}]'), framed(data=b'[{"index":0,"embedding":"AA"}]')
     )
