@@ -5,9 +5,9 @@ is ever read. `spans` does the same for bodies that are a small frame around lar
 
 Invariants
     `document` accepts what `spans.read` accepts: JSON, NaN and the infinities, in UTF-8, no key twice in any object,
-    no lone surrogate; but of any length, as long as few objects are nested in it. Every other function here
+    no lone surrogate; but of any length and deeper, within BRACKETS where objects are nested. Every other function here
     takes texts that came out of it.
-    Work grows with the length of the text, whatever is in it: what nests deeper or branches wider is refused.
+    Work grows with the length of the text, whatever is in it; what would hold the event loop is refused.
     What comes out is copied and pins no body.
 
 Knows nothing of what members mean.
@@ -18,16 +18,20 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
+from operator import itemgetter
 from typing import Any, Final
 
 import msgspec
 
-from proxy.protocols.spans import DEPTH, HOLE, SPACE, TOKENS, Refusal, compact, is_utf8, read
+from proxy.protocols.spans import HOLE, SPACE, Refusal, compact, is_utf8, read
 
 RELATIVE: Final = 1e-3
 ABSOLUTE: Final = 1e-5
 """By how much two numbers may differ that batches of different size have computed (`alike`)."""
+
+BRACKETS: Final = 32768
+"""Lists and objects that a text of nested objects may hold: about 20 ms of the event loop."""
 
 _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _LIST: Final = msgspec.json.Decoder(list[msgspec.Raw]).decode
@@ -36,7 +40,10 @@ _ANY: Final = msgspec.json.Decoder(msgspec.Raw).decode
 _KEY: Final = re.compile(rb'[{,][ \t\r\n]*+"(?:[^"\\]++|\\.)*+"[ \t\r\n]*+:[ \t\r\n]*+', re.DOTALL)
 _SPACE: Final = re.compile(rb"[ \t\r\n]*+")
 _STRING_OR_SPACE: Final = re.compile(rb'("(?:[^"\\]++|\\.)*+")|[ \t\r\n]++', re.DOTALL)
-_PASSES: Final = 8  # how often each byte may be looked at, nested objects and all
+_STRING: Final = re.compile(rb'"(?:[^"\\]++|\\.)*+"', re.DOTALL)
+_FEW: Final = 8  # objects in a text, and levels, up to which each is taken out by itself
+_ROOM: Final = 50  # levels
+_NAME: Final = itemgetter(0)
 
 
 def document(text: bytes) -> bytes | Refusal:
@@ -48,7 +55,8 @@ def document(text: bytes) -> bytes | Refusal:
         return Refusal.MALFORMED
     try:
         _ANY(text)
-        return text.strip(SPACE) if _no_key_twice(text) else Refusal.DUPLICATE_KEY
+        text = text.strip(SPACE)
+        return text if _no_key_twice(text) else Refusal.DUPLICATE_KEY
     except _TooMuch:
         return Refusal.MALFORMED
     except (msgspec.DecodeError, RecursionError):
@@ -80,15 +88,36 @@ def elements(text: bytes) -> list[bytes] | None:
 
 
 def canonical(text: bytes) -> bytes:
-    """The value without white space and with sorted keys: equal values have one text, lexemes compared as text."""
+    """The value without white space, with sorted keys and strings in one spelling: one text for equal values.
+
+    Numbers are compared as text: `1` is not `1.0`.
+    """
     if b"{" in text:
-        if (found := members(text)) is not None:
-            return spelled({name: canonical(found[name]) for name in sorted(found)})
-        if (listed := elements(text)) is not None:
-            return b"[" + b",".join(map(canonical, listed)) + b"]"
+        if _is_mostly_numbers(text) and (found := members(text)) is not None:
+            each = ((name, found[name]) for name in sorted(found))
+            return spelled({name: _respelled(value) if b"{" in value else canonical(value) for name, value in each})
+        return _respelled(text)
+    if b"\\" in text:
+        return _respelled(text)
     if b'"' not in text:
         return b"".join(text.split())
     return text if text[:1] == b'"' else _STRING_OR_SPACE.sub(rb"\1", text)
+
+
+def _respelled(text: bytes) -> bytes:
+    """What `canonical` gives, all at once: dear where there are many numbers, cheap where there are many objects."""
+    value = json.loads(
+        text.decode(),
+        object_pairs_hook=_in_order,
+        parse_int=msgspec.Raw,
+        parse_float=msgspec.Raw,
+        parse_constant=msgspec.Raw,
+    )
+    return msgspec.json.encode(value)
+
+
+def _in_order(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return dict(sorted(pairs, key=_NAME))
 
 
 def spelled(found: dict[str, bytes]) -> bytes:
@@ -138,35 +167,62 @@ class _TooMuch(Exception):
     """More is nested in it than is read here."""
 
 
+class _Twice(Exception):
+    """A key stands twice in an object."""
+
+
 def _no_key_twice(text: bytes) -> bool:
-    """Are the keys of every object in a JSON text distinct? Raises _TooMuch.
+    """Are the keys of every object in a JSON text distinct? Raises _TooMuch and RecursionError.
 
     msgspec keeps the last of two equal keys and says nothing: what it found and the punctuation must add up to the
-    text.
+    text. That is fast where there are few objects and many numbers; else `json` reads all of it, and shows every pair.
     """
-    waiting = [(bytes(text).strip(SPACE), 0)]
-    budget, pieces = _PASSES * len(text) + 4096, 0
+    if b"{" not in text:
+        return True
+    if _is_mostly_numbers(text) and (distinct := _few_distinct(text)) is not None:
+        return distinct
+    if _brackets(text) > BRACKETS and _brackets(_STRING.sub(b"", text)) > BRACKETS:
+        raise _TooMuch
+    within = f"{'[' * _ROOM}{text.decode()}{']' * _ROOM}"  # whoever reads it again may have less room on the stack
+    try:
+        json.loads(within, object_pairs_hook=_distinct, parse_int=len, parse_float=len)
+    except _Twice:
+        return False
+    return True
+
+
+def _few_distinct(text: bytes) -> bool | None:
+    """The same for a text of few objects; None if they lie too deep to be taken out one by one."""
+    waiting = [(text, 0)]
     while waiting:
         piece, depth = waiting.pop()
         if b"{" not in piece or piece[:1] == b'"':
             continue
-        budget -= len(piece)
-        if budget < 0 or depth > DEPTH:
-            raise _TooMuch
+        if depth == _FEW:
+            return None
         if piece[:1] == b"{":
             found = _OBJECT(piece)
             if not _adds_up(piece, found):
                 return False
-            inner: Collection[msgspec.Raw] = found.values()
+            inner: Iterable[msgspec.Raw] = found.values()
         else:
             inner = _LIST(piece)
-        pieces += len(inner)
-        if b"{" not in piece[1:]:
-            continue
-        if pieces > TOKENS:
-            raise _TooMuch
-        waiting += [(value, depth + 1) for value in map(bytes, inner) if b"{" in value]
+        waiting += [(held, depth + 1) for value in inner if b"{" in (held := bytes(value))]
     return True
+
+
+def _brackets(text: bytes) -> int:
+    return text.count(b"[") + text.count(b"{")
+
+
+def _is_mostly_numbers(text: bytes) -> bool:
+    """Is it quicker to take the few objects of this text out one by one than to read every number of it?"""
+    return text.count(b"{") <= _FEW and text.count(b",") * 32 > len(text)
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> None:
+    if len({name for name, _ in pairs}) < len(pairs):
+        raise _Twice
 
 
 def _adds_up(text: bytes, found: dict[str, msgspec.Raw]) -> bool:

@@ -128,7 +128,7 @@ class OpenAIEmbeddings(OpenAI):
         if models is not None:
             return super().facts(model, answers)
         said = None if info is None else tei_info.facts(info, None)
-        return said or Facts(self.rows, ANY_NUMBER)
+        return said or Facts(self.rows, ANY_NUMBER, listed=False)
 
     def rows_of(self, endpoint: Endpoint, model: Model) -> Rows:
         """Whatever a backend says, or does not: each embedding is of one text."""

@@ -103,8 +103,6 @@ def _cut_strings(body: bytes, at: int, end: int, shape: Shape) -> list[bytes] | 
             if at > end - 4:
                 return None
             at += 4 + length_at(body, at)[0]
-        if at > end:
-            return None
         rows.append(body[start:at])
     return rows if at == end else None
 

@@ -77,7 +77,7 @@ def merged(results: Sequence[bytes]) -> Opened | None:
 
 def _merged_json(results: Sequence[bytes]) -> Opened | None:
     cuts = [found for result in results if (found := cut(result)) is not None]
-    frame = _frame_of_all(cuts, len(results))
+    frame = _frame_of_all(cuts) if len(cuts) == len(results) else None
     if frame is None or frame.outputs is None:
         return None
     data = []
@@ -89,14 +89,17 @@ def _merged_json(results: Sequence[bytes]) -> Opened | None:
 
 
 def _merged_binary(results: Sequence[bytes]) -> Opened | None:
-    heads = [head for result in results if (head := unsealed(result)) is not None]
-    cuts = [found for head, _ in heads if (found := cut_head(head)) is not None]
-    frame = _frame_of_all(cuts, len(results))
+    parted = [one for result in results if (one := unsealed(result)) is not None]
+    distinct = {head for head, _ in parted}  # rows of one size have one head
+    cuts = {head: found for head in distinct if (found := cut_head(head)) is not None}
+    if len(parted) < len(results) or len(cuts) < len(distinct):
+        return None
+    frame = _frame_of_all(list(cuts.values()))
     if frame is None or frame.outputs is None:
         return None
     each = []
-    for result, (_, at), (_, values) in zip(results, heads, cuts, strict=True):
-        if (columns := columns_of(frame.outputs, values, result, at, by_rows=True)) is None:
+    for result, (head, at) in zip(results, parted, strict=True):
+        if (columns := columns_of(frame.outputs, cuts[head][1], result, at, by_rows=True)) is None:
             return None
         each.append(columns)
     forms = each[0].nested
@@ -113,9 +116,9 @@ def _merged_binary(results: Sequence[bytes]) -> Opened | None:
     return filled(with_rows(frame.by_rows, len(results)), data), b"".join(blobs)
 
 
-def _frame_of_all(cuts: Sequence[tuple[bytes, list[bytes]]], results: int) -> AnswerFrame | None:
-    """The one frame that so many results of one row share; None if they are anything else."""
-    if len(cuts) < results or len({text for text, _ in cuts}) != 1:
+def _frame_of_all(cuts: Sequence[tuple[bytes, list[bytes]]]) -> AnswerFrame | None:
+    """The one frame that results of one row share; None if they are anything else."""
+    if len({text for text, _ in cuts}) != 1:
         return None
     frame = answer_frame(cuts[0][0])
     # A result has no id, and as many values as its frame has places for them.

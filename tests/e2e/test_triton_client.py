@@ -9,6 +9,8 @@ import asyncio
 import contextlib
 import inspect
 import itertools
+import json
+import os
 import time
 import urllib.request
 import zlib
@@ -271,6 +273,33 @@ async def test_every_datatype_comes_back_to_the_byte(
     assert scrape.total("forebay_requests_total", outcome="hit") == 4
 
 
+FIELDS = ("Content-Type", "Content-Length", "Inference-Header-Content-Length")
+
+
+@pytest.mark.parametrize("wish", [{"binary_data_output": True}, {}], ids=["binary", "JSON"])
+async def test_body_and_fields_are_those_of_triton_to_the_byte(
+    running: Running, triton: Triton, wish: dict[str, Any]
+) -> None:
+    """Type, lengths and body of an answer from the response cache, whole or of rows, and those of a direct one."""
+
+    def request(rows: Array) -> tuple[bytes, dict[str, str]]:
+        there = {"name": "X", "shape": rows.shape, "datatype": "FP32", "parameters": {"binary_data_size": rows.nbytes}}
+        head = json.dumps({"id": "x", "inputs": [there], "parameters": wish}).encode()
+        return head + rows.tobytes(), {FIELDS[2]: str(len(head))}
+
+    rows = new_rows(3)
+    seen_by = []
+    for part in (rows, rows, rows[::-1], rows[1:2]):
+        body, fields = request(part)
+        direct = await asyncio.to_thread(triton.request, "POST", "/v2/models/rows/infer", body, fields)
+        async with running.session.post(f"{running.url}/v2/models/rows/infer", data=body, headers=fields) as through:
+            assert (through.status, await through.read()) == (direct.status, direct.body)
+            for name in FIELDS:
+                assert through.headers.get(name) == direct.headers.get(name.lower())
+            seen_by.append(through.headers["Cache-Status"].partition(";")[2].strip().partition(";")[0])
+    assert seen_by == ["fwd=miss", "hit", "hit", "hit"]
+
+
 async def test_a_call_whose_rows_are_known_in_part_asks_for_the_rest(
     running: Running, triton: Triton, threads: Threads
 ) -> None:
@@ -403,7 +432,7 @@ async def test_shared_memory_passes_through(running: Running, triton: Triton, th
     """Tensors that lie in memory are read and written there: registered, used, listed and given up as without us."""
     rows = new_rows(2)
     size = rows.nbytes
-    keys = ("/forebay_test_there", "/forebay_test_back")
+    keys = [f"/forebay_{os.getpid()}_{way}" for way in ("there", "back")]
     regions = [shared_memory.create_shared_memory_region(key[1:], key, size) for key in keys]
 
     def ask(connected: Any) -> Any:

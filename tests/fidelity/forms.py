@@ -1,4 +1,4 @@
-"""The table of what Forebay speaks: for every protocol, and every form of it, valid requests and a backend that answers.
+"""The table of what Forebay speaks: for every protocol and every form of it, valid requests and who answers them.
 
 Each strategy gives a handful of calls that may meet: they share what stands beside the items, and take their items from
 a few, so that a call is wholly known, partly known or new by what was asked before it.
@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import random
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -155,7 +154,9 @@ def _generated(draw: st.DrawFn) -> list[Asked]:
     for number in range(draw(st.integers(2, 4))):
         chat = draw(st.booleans())
         body = draw(UNKNOWN) | {"model": draw(st.sampled_from(MODELS))}
-        body |= {"messages": draw(_MESSAGES)} if chat else {"prompt": draw(st.one_of(TEXTS, st.lists(TEXTS, max_size=2)))}
+        body |= (
+            {"messages": draw(_MESSAGES)} if chat else {"prompt": draw(st.one_of(TEXTS, st.lists(TEXTS, max_size=2)))}
+        )
         temperature = draw(st.sampled_from([None, "0", "0.0", "0", "0e3", "1", "0.7"]))
         if temperature is not None:
             body["temperature"] = Number(temperature)
@@ -191,7 +192,7 @@ def _tgi(draw: st.DrawFn) -> list[Asked]:
 
 # --- TEI
 
-LETTERS: Final = st.text("abé\"\\ 😀\n", min_size=1, max_size=5)
+LETTERS: Final = st.text('abé"\\ 😀\n', min_size=1, max_size=5)
 TEI_IDS: Final = st.lists(st.integers(0, 999).map(lambda number: Number(str(number))), min_size=1, max_size=4)
 TEI_REST: Final = st.builds(
     lambda known, unknown: known | unknown,

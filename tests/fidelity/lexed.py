@@ -1,4 +1,4 @@
-"""Bodies read strictly, for comparison: JSON as values whose numbers are their lexemes, binary answers as head and bytes.
+"""Bodies read strictly, for comparison: JSON as values whose numbers are lexemes, binary answers as head and bytes.
 
 Shares nothing with what is tested: Python's own `json` reads here.
 """

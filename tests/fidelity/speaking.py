@@ -112,8 +112,8 @@ def _embed(path: str, body: Any) -> str:
     """OpenAI: tokens are counted in a way that no share of bytes gives."""
     call = _object(body)
     given = call.get("input")
-    items = [given] if isinstance(given, str) or _is_ids(given) else _list(given)
-    texts = all(isinstance(one, str) and one for one in items)
+    items: list[Any] = [given] if isinstance(given, str) or _is_ids(given) else _list(given)
+    texts = all(isinstance(one, str) and one != "" for one in items)
     if not texts and not all(map(_is_ids, items)):
         raise _Refused
     rest = {name: value for name, value in call.items() if name != "input"}
@@ -275,6 +275,8 @@ def _changed(said: Said, exact: str, **changes: Any) -> Said:
     return said._replace(**{"body": json.dumps({"error": f"as told {exact}"}).encode()} | changes)
 
 
+TWICE: Final = b'"x": 1, "x": 2'
+
 SAYINGS: Final[dict[str, Callable[[Said, str], Said]]] = {
     **{
         f"status {status}": lambda said, exact, status=status: _changed(said, exact, status=status)  # type: ignore[misc]  # bound at once
@@ -288,8 +290,10 @@ SAYINGS: Final[dict[str, Callable[[Said, str], Said]]] = {
     "garbage": lambda said, exact: said._replace(body=b"\x00\xff" + exact.encode()),
     "not UTF-8": lambda said, _: said._replace(body=said.body[:1] + b"\xff" + said.body[1:]),
     "twice": lambda said, _: said._replace(body=said.body + said.body),
-    "a key twice": lambda said, _: said._replace(body=said.body.replace(b"{", b'{"x": 1, "x": 2, ', 1)),
-    "an error": lambda said, exact: _changed(said, exact),
+    "a key twice": lambda said, _: said._replace(
+        body=said.body[:1] + (TWICE + b", " if said.body[:1] == b"{" else b"{%b}, " % TWICE) + said.body[1:]
+    ),
+    "an error": _changed,
     "other JSON": lambda said, exact: said._replace(body=f'[["{exact}"]]'.encode()),
     "a result too many": lambda said, _: said._replace(body=said.body.replace(b": [", b": [7, ", 1)),
     "no results": lambda said, _: said._replace(body=b"{}"),
@@ -305,7 +309,7 @@ READABLE: Final = frozenset({"", "plain text"})
 
 @dataclass(slots=True)
 class Speaking:
-    """The server. asked: requests by their `X-Case`. kind: which protocols it says it speaks, `openai`, `tgi` or `tei`."""
+    """The server. asked: requests by their `X-Case`. kind: what it says it speaks, `openai`, `tgi` or `tei`."""
 
     kind: str = "openai"
     asked: Counter[str] = field(default_factory=Counter)
@@ -341,7 +345,9 @@ class Speaking:
             data = [{"id": name, "object": "model", "owned_by": "tests"} for name in MODELS]
             return web.json_response({"object": "list", "data": data})
         if path == "/info" and self.kind == "tgi":
-            return web.json_response({"model_id": "m", "model_sha": "5" * 40, "max_total_tokens": 64, "version": "2.4.1"})
+            return web.json_response(
+                {"model_id": "m", "model_sha": "5" * 40, "max_total_tokens": 64, "version": "2.4.1"}
+            )
         if path == "/info" and self.kind == "tei":
             kind = {"embedding": {"pooling": "cls"}}
             limits = {"max_client_batch_size": 32, "max_concurrent_requests": 8, "max_input_length": 64}

@@ -20,7 +20,12 @@ from tests.fidelity.lexed import HEAD_LENGTH, Number, lexed
 
 LISTS: Final = JsonMapSettings(items="/data/rows", results="/out/scores")
 SINGLES: Final = JsonMapSettings(
-    items="/texts", results="/labels", batch_path="/label_batch", item="/text", result="/label", shared=("/scale", "/x/y")
+    items="/texts",
+    results="/labels",
+    batch_path="/label_batch",
+    item="/text",
+    result="/label",
+    shared=("/scale", "/x/y"),
 )
 
 
@@ -129,7 +134,9 @@ TARGETS: Final[Sequence[Target]] = (
             b'{"messages":[{"content":[{"type":"text","text":"x"}],"role":"user"}],"temperature":0.0,"tools":[],"x":1}',
         ),
     ),
-    Target(OpenAIGeneration(), "/v1/completions", (b'{"model":"small","prompt":["a"],"temperature":0,"max_tokens":1}',)),
+    Target(
+        OpenAIGeneration(), "/v1/completions", (b'{"model":"small","prompt":["a"],"temperature":0,"max_tokens":1}',)
+    ),
     Target(
         TGI(),
         "/generate",

@@ -10,7 +10,6 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -93,11 +92,9 @@ def test_answers_are_the_backends_own(form: Form, stage: Stage) -> None:
     examples(HANDFULS)(given(form.calls)(handful))()
 
     scrape = stage.run(stage.running.scrape())
-    batches: Any = scrape.total("forebay_batch_items_count")
-    rode = scrape.total("forebay_batch_items_sum")
-    print(form, seen, batches, rode)
     assert seen["answers"] > HANDFULS, seen
     assert seen["hits"] > HANDFULS / 2, seen
     assert (seen["partly"] > 0) == (form.joins and form.partly), seen
-    assert (rode > batches) == form.joins
+    joined = scrape.total("forebay_batch_items_sum") - scrape.total("forebay_batch_items_count")
+    assert (joined > HANDFULS / 4) == form.joins, joined
     assert scrape.total("forebay_decisions_total", reason="codec_error") == 0

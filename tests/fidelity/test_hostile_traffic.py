@@ -1,4 +1,4 @@
-"""Fuzz from end to end: whatever comes in and whatever the backend says to it, the caller gets what it would get direct.
+"""Fuzz from end to end: whatever comes in and whatever the backend says to it, a caller gets what it would get direct.
 
 The backend answers by a function of the exact bytes and of a header that tells it to misbehave, so that what a caller
 gets of another's, of a joined request's, or of an earlier moment's shows.
@@ -19,7 +19,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.dispatch import FOR_EVERYBODY
-from tests.fidelity.forms import ESTIMATED, LIST_ROUTE, OPAQUE_ROUTE, RERANK_ROUTE, SINGLE_ROUTE, V1_ROUTE, without_usage
+from tests.fidelity.forms import (
+    ESTIMATED,
+    LIST_ROUTE,
+    OPAQUE_ROUTE,
+    RERANK_ROUTE,
+    SINGLE_ROUTE,
+    V1_ROUTE,
+    without_usage,
+)
 from tests.fidelity.hostile import LARGE, bodies, planted
 from tests.fidelity.lexed import HEAD_LENGTH, read
 from tests.fidelity.speaking import CASE, MODELS, SAY, SAYINGS, Speaking, answer, speaking
@@ -36,7 +44,7 @@ KEPT = frozenset({"", "plain text", "no results", "other JSON", "a result too ma
 """Sayings after which an answer is 200 and can be read, whatever it means."""
 
 
-MANY = ("numbers", "empty arrays", "empty objects", "small objects", "empty texts", "members")
+MANY = ("numbers", "empty arrays", "empty objects", "small objects", "empty texts", "members", "one member")
 """Large values that the backend of this test takes long to answer."""
 
 
@@ -102,14 +110,17 @@ def heads(draw: st.DrawFn, body: bytes) -> tuple[tuple[tuple[str, str], ...], by
     if odd == 5:
         return (kind, (HEAD_LENGTH, str(len(body))), (HEAD_LENGTH.lower(), "1")), body
     if odd == 6:
-        return (("Content-Type", draw(st.sampled_from(["text/plain", "", "application/json; charset=utf-16", "*"]))),), body
+        return (
+            ("Content-Type", draw(st.sampled_from(["text/plain", "", "application/json; charset=utf-16", "*"]))),
+        ), body
     return (kind,), body
 
 
 @st.composite
 def calls(draw: st.DrawFn, targets: list[Target]) -> tuple[str, list[Asked]]:
     """What the backend is told to do, and a few calls to one of its paths, at least one of them sound."""
-    target, saying = draw(st.sampled_from(targets)), draw(st.sampled_from(["", "", *SAYINGS]))
+    target = draw(st.sampled_from(targets))
+    saying = draw(st.one_of(st.just(""), st.just(""), st.sampled_from([*SAYINGS])))
     found = [target.valid[draw(st.integers(0, len(target.valid) - 1))]]
     found += draw(st.lists(st.one_of(bodies(target.valid), st.sampled_from(target.valid)), min_size=1, max_size=3))
     own = tuple((name.decode(), value.decode()) for name, value in target.fields)
@@ -170,7 +181,7 @@ def test_whatever_comes_the_caller_gets_what_it_would_get_direct(scene: Scene) -
 @pytest.mark.parametrize("name", LARGE)
 def test_large_hostile_bodies_go_where_they_would_go(scene: Scene, name: str) -> None:
     """What is deep, wide or long beyond reason gets the backend's own word, twice."""
-    value = LARGE[name](2**14 if name in MANY else 2**20)
+    value = LARGE[name](2**14 if name in MANY else 2**19)
     target = scene.targets[sum(name.encode()) % len(scene.targets)]
     fields = tuple((name.decode(), value.decode()) for name, value in target.fields)
     sent = [Asked(target.path, body, fields) for body in (value, *planted(target.valid[0], value)[:2])]
@@ -184,5 +195,10 @@ def test_the_backend_of_this_test_reads_strictly() -> None:
     said = [answer(path, text) for text in texts]
     assert [one.status for one in said] == [200] * 4
     assert len({one.body for one in said}) == 4
-    for text in (b'{"instances":[1],"instances":[1]}', b'{"instances":["\xff"]}', b'{"instances":[1]', b'{"instances":[]}'):
+    for text in (
+        b'{"instances":[1],"instances":[1]}',
+        b'{"instances":["\xff"]}',
+        b'{"instances":[1]',
+        b'{"instances":[]}',
+    ):
         assert answer(path, text).status == 400

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for JSON values as `lexed` has them: every kind of lexeme, text that needs escapes, any nesting."""
+"""Hypothesis strategies for JSON values as `lexed` has them: lexemes of every kind, text that needs escapes, nesting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,26 @@ FLOATS = st.sampled_from(
     ["0.0", "-0.0", "1.0", "1.50", "0.1", "1e-7", "1E5", "-2.5e+10", "1e0", "123456789.123456789", "1e-400", "1e400"]
 ).map(Number)
 NUMBERS = st.one_of(INTEGERS, FLOATS)
-_CHARACTERS = ["a", "b", "data", "id", '"', "\\", "/", "\n", "\x00", "\x7f", "é", "😀", "\u2028", " ", "]", "{", ",", ":"]
+_CHARACTERS = [
+    "a",
+    "b",
+    "data",
+    "id",
+    '"',
+    "\\",
+    "/",
+    "\n",
+    "\x00",
+    "\x7f",
+    "é",
+    "😀",
+    "\u2028",
+    " ",
+    "]",
+    "{",
+    ",",
+    ":",
+]
 STRINGS = st.lists(st.sampled_from(_CHARACTERS), max_size=5).map("".join)
 TEXTS = st.lists(st.sampled_from(_CHARACTERS), min_size=1, max_size=5).map("".join)
 NAMES = st.sampled_from(["a", "b", "data", "id", "", "é", 'q"', "\n", "x/y", "~", "None"])

@@ -63,7 +63,7 @@ def said(codec: JsonMap, call: Call, results: Sequence[bytes]) -> bytes | None:
 
 
 def meaning(text: bytes) -> Any:
-    """The value of a text: lexemes kept, the order of keys not."""
+    """The value of a text: lexemes of numbers kept, the order of keys and the spelling of strings not."""
     value, repeated = slow_read(text)
     assert not repeated, text
     return _meant(value)
@@ -72,7 +72,9 @@ def meaning(text: bytes) -> Any:
 def _meant(value: Any) -> Any:
     if isinstance(value, Pairs):
         return {name: _meant(inner) for name, inner in value}
-    return [_meant(inner) for inner in value] if isinstance(value, list) else value
+    if isinstance(value, list):
+        return [_meant(inner) for inner in value]
+    return json.dumps(json.loads(value)) if value[:1] == '"' else value
 
 
 def spelled(value: Any) -> str:

@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import time
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from proxy.protocols.json_values import (
     ABSOLUTE,
+    BRACKETS,
     RELATIVE,
     alike,
     canonical,
@@ -44,10 +46,19 @@ def accepted(text: bytes) -> bytes:
     return found
 
 
-def unordered(value: Lexed) -> object:
-    if isinstance(value, Pairs):
-        return {key: unordered(inner) for key, inner in value}
-    return [unordered(inner) for inner in value if not isinstance(inner, tuple)] if isinstance(value, list) else value
+def meaning(text: bytes) -> Any:
+    """What a text says, numbers by their lexemes."""
+    return json.loads(text, parse_int=_Number, parse_float=_Number, parse_constant=_Number)
+
+
+class _Number(str):
+    """A lexeme, which equals no text."""
+
+    __slots__ = ()
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Number) and str.__eq__(self, other)
 
 
 # --- what is a document
@@ -156,27 +167,56 @@ def test_a_long_text_is_no_reason_to_refuse() -> None:
     [
         b'{"a":' * 5000 + b"1" + b"}" * 5000,
         b"[" * 200_000,
-        b"[" * (DEPTH + 1) + b'{"a":1}' + b"]" * (DEPTH + 1),
-        b"[" + b",".join([b'{"a":1}'] * (TOKENS + 1)) + b"]",
-        b"[" + b",".join([b'["{"]'] * 100_000) + b"]",
-        b'{"a":' * 60 + b'"' + b"{" * 1_000_000 + b'"' + b"}" * 60,
+        b"[" * 5000 + b'{"a":1}' + b"]" * 5000,
+        b"[" + b",".join([b'{"a":1}'] * (BRACKETS + 1)) + b"]",
         b"[" + b",".join([b"NaN"] * (TOKENS + 1)) + b"]",
+        b'{"a":{},"b":[' + b",".join([b"[" * 60 + b"]" * 60] * 8000) + b"]}",
     ],
-    ids=["deep", "open", "depth", "wide", "lists", "braces", "tokens"],
+    ids=["deep", "open", "depth", "wide", "tokens", "stairs"],
 )
 def test_what_would_take_long_is_refused(text: bytes) -> None:
-    """Nesting, width and braces in strings cannot hold the event loop; nor do they raise."""
+    """Nesting and width cannot hold the event loop; nor do they raise."""
     began = time.process_time()
     assert document(text) is Refusal.MALFORMED
     assert time.process_time() - began < 1e-6 * len(text) + 0.05
 
 
-def test_the_deepest_and_widest_that_is_taken() -> None:
-    """The limits are where they are said to be."""
-    deep = b"[" * DEPTH + b'{"a":1}' + b"]" * DEPTH
-    wide = b"[" + b",".join([b'{"a":1}'] * TOKENS) + b"]"
-    flat = json.dumps({str(number): number for number in range(TOKENS + 1)}).encode()
-    assert [document(text) for text in (deep, wide, flat)] == [deep, wide, flat]
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" * 500 + b'{"a":1}' + b"]" * 500,
+        b"[" + b",".join([b'{"a":1}'] * (BRACKETS - 1)) + b"]",
+        json.dumps({str(number): number for number in range(100_000)}).encode(),
+        json.dumps({"a": "[{" * BRACKETS, "b": {}}).encode(),
+        b"[" + b",".join([b'["{"]'] * 10_000) + b"]",
+        b'{"a":' * 60 + b'"' + b"{" * 1_000_000 + b'"' + b"}" * 60,
+        b"[" * 900 + b"]" * 900,
+    ],
+    ids=["deep", "wide", "flat", "text", "lists", "braces", "arrays"],
+)
+def test_much_is_taken_in_little_time(text: bytes) -> None:
+    """What is only long, deep or wide is read as anything else, in time that grows with its length."""
+    began = time.process_time()
+    assert document(text) == text
+    spelling = canonical(text)
+    assert time.process_time() - began < 2e-6 * len(text) + 0.05
+    assert json.loads(spelling) == json.loads(text)
+
+
+def test_what_is_taken_has_one_spelling_with_less_room_on_the_stack() -> None:
+    """A text that is just not too deep is spelled where the stack is deeper than where it was read."""
+
+    def deeper(text: bytes, levels: int) -> bytes:
+        return canonical(text) if levels == 0 else deeper(text, levels - 1)
+
+    taken = 0
+    for depth in range(1, 1200):
+        text = b"[" * depth + b'{"a":1}' + b"]" * depth
+        if document(text) is Refusal.MALFORMED:
+            break
+        assert deeper(text, 40) == text
+        taken = depth
+    assert DEPTH < taken < 1199
 
 
 # --- pieces
@@ -218,10 +258,12 @@ def test_what_is_no_list_has_no_elements(text: bytes) -> None:
 @examples(200)
 @given(st.one_of(TEXTS, st.lists(TEXTS, max_size=2).map(lambda texts: b"[" + b",".join(texts) + b"]")))
 def test_one_spelling_for_one_value(text: bytes) -> None:
-    """White space, the order of keys and the way they are escaped do not show; every lexeme does."""
+    """White space, the order of keys and the way text is escaped do not show; every number's lexeme does."""
     value = read(text)
     if not isinstance(value, Refusal):
-        assert canonical(accepted(text)) == compact(value, in_order=False)
+        spelling = canonical(accepted(text))
+        assert spelling == canonical(compact(value, in_order=False))
+        assert meaning(spelling) == meaning(text)
 
 
 @examples(200)
@@ -232,7 +274,7 @@ def test_two_values_have_two_spellings(one: bytes, other: bytes) -> None:
     if isinstance(first, Refusal) or isinstance(second, Refusal):
         return
     same = canonical(accepted(one)) == canonical(accepted(other))
-    assert same == (unordered(first) == unordered(second))
+    assert same == (meaning(one) == meaning(other))
 
 
 @pytest.mark.parametrize("texts", list(itertools.combinations([b"1", b"1.0", b'"1"', b"true", b"[1]", b"1e0"], 2)))

@@ -604,6 +604,7 @@ def test_nothing_else_is(method: str, path: str) -> None:
         (b"", ""),
         (b"\xff", ""),
         (b"[" * 100_000, ""),
+        (b'{"model":"m","x":' + b"[" * 100_000, ""),
     ],
 )
 def test_a_body_names_its_model(body: bytes, name: str) -> None:
@@ -645,7 +646,15 @@ def test_a_backend_says_that_it_speaks_it() -> None:
     assert CODEC.found({MODELS: listing({"id": "x"})}) == Found("OpenAI API", ("x",))
     assert CODEC.found({MODELS: None, "/info": tei()}) == Found("text-embeddings-inference 1.8.0", ("bge",))
     kserve = Exchange(200, b"OK", (), b'{"models":["m"]}')
-    for nothing in (None, kserve, Exchange(200, b"OK", (), b"<html>"), Exchange(404, b"", (), listing(VLLM).body)):
+    other = Exchange(200, b"OK", (), b'{"data":[{"type":"model","id":"m"}],"has_more":false}')
+    for nothing in (
+        None,
+        kserve,
+        other,
+        listing(VLLM, {"name": "m"}),
+        Exchange(200, b"OK", (), b"<html>"),
+        Exchange(404, b"", (), listing(VLLM).body),
+    ):
         assert CODEC.found({MODELS: nothing, "/info": None}) is None
         assert CODEC.found({MODELS: nothing, "/info": listing(VLLM)}) is None
 

@@ -172,6 +172,7 @@ def test_a_joined_body_holds_the_rows_of_all_in_order() -> None:
         (message(head(), BLOB + b"x"), Reason.UNPARSED),
         (message(head(parameters='{"binary_data_size":15}'), BLOB[:-1]), Reason.UNPARSED),
         (message(head(parameters='{"binary_data_size":12}'), BLOB[:-4]), Reason.UNPARSED),
+        (message(head(parameters='{"binary_data_size":24}'), BLOB + BLOB[:8]), Reason.UNPARSED),
         (message(head(parameters='{"binary_data_size":0}')), Reason.UNPARSED),
         (message(head(parameters='{"binary_data_size":-16}'), BLOB), Reason.UNPARSED),
         (message(head(parameters='{"binary_data_size":16.0}'), BLOB), Reason.UNPARSED),
@@ -288,6 +289,13 @@ def test_so_many_strings_that_they_would_hold_up_others_are_left_alone() -> None
         size = f'{{"binary_data_size":{count * 4}}}'
         request = message(head(datatype='"BYTES"', shape=f"[1,{count}]", parameters=size), b"\x00" * count * 4)
         assert isinstance(parse(request), Call) == understood
+
+
+def test_no_row_is_cut_beyond_the_body() -> None:
+    """However many bytes a head speaks of, nothing is made of those that never came."""
+    for size, shape in ((8, (2,)), (4 * 10**6, (10**6,)), (4, (1,))):
+        assert v2_binary.cut_rows(b"abcd", 1, size, "FP32", shape) is None
+    assert v2_binary.cut_rows(b"abcde", 1, 4, "FP32", (1,)) == [b"bcde"]
 
 
 # --- keys
@@ -444,6 +452,8 @@ def test_a_single_item_keeps_whatever_it_was_answered(text: bytes, blobs: bytes)
     assert CODEC.answer(lone, [result]) == answer
     assert CODEC.split(answer, [whole(parsed(REQUEST))], None) is None
     assert CODEC.answer(parsed(REQUEST), [result, result]) is None
+    beyond = Message(answer.body, ((HEAD_LENGTH, b"%d" % (len(answer.body) + 1)),))
+    assert CODEC.split(beyond, [whole(lone)], None) is None
 
 
 def test_results_of_two_forms_make_no_answer() -> None:
