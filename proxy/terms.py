@@ -41,7 +41,7 @@ class Reason(Enum):
     DUPLICATE_KEY = "duplicate_key"  # two equal keys in one JSON object: readers disagree on which counts
     TOO_LARGE = "too_large"  # body above `limits.parse`, or no room left in `limits.buffered`
     MODEL_UNKNOWN = "model_unknown"  # the backend has not said yet what this model is
-    OVER_LIMIT = "over_limit"  # more rows than the model takes: the backend's to refuse
+    OVER_LIMIT = "over_limit"  # more items than the model takes, which is the backend's to refuse, or than 4096
     STATEFUL = "stateful"  # sequence, shared memory or decoupled: an answer depends on more than the call
     OPTED_OUT = "opted_out"  # by the route's configuration or the caller's `Forebay-Cache: off`
     NOT_DETERMINISTIC = "not_deterministic"  # sampled: asked again it would be answered otherwise

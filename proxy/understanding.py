@@ -27,13 +27,16 @@ from proxy.http.body import Body
 from proxy.http.coding import undone
 from proxy.orders import Order, Route, Visit
 from proxy.proofs import Proofs, State, kind
-from proxy.protocols.codec import ANY_NUMBER, Call, Codec, Endpoint, Message
+from proxy.protocols.codec import Call, Codec, Endpoint, Message
 from proxy.readings import Reading, Readings
 from proxy.routing import Mode, Named, Routes, RouteSettings, RowsAre, Unread
 from proxy.telemetry.metrics import Metrics
 from proxy.terms import Model, Reason, Rows, Timeline
 
 log = logging.getLogger("forebay.pipeline")
+
+MOST_ITEMS: Final = 4096
+"""Items that a call may have: each takes some 20 µs of the event loop, and entries, flights and memory of its own."""
 
 MODELS_IN_USE: Final = 512  # plans that a route keeps; a scan of random names must not grow memory
 
@@ -216,6 +219,7 @@ class Understanding:
             identity = identity._replace(generation=self._began)
         alone = replace(settings.batch, max_size=1, preferred_sizes=())
         rows = codec.rows_of(endpoint, model) if settings.rows is RowsAre.AUTO else _SAID[settings.rows]
+        most = min(model.max_batch_size or MOST_ITEMS, MOST_ITEMS)
         plan = Plan(
             cache=settings.cache,
             batch=settings.batch,
@@ -225,7 +229,7 @@ class Understanding:
             identity=identity,
             slots=self._slots or model.instances,
             rows=rows,
-            by_items=replace(model, rows=Rows.ITEMS, max_batch_size=model.max_batch_size or ANY_NUMBER),
+            by_items=replace(model, rows=Rows.ITEMS, max_batch_size=most),
             entire=replace(model, rows=Rows.WHOLE),
         )
         if not identity.known and settings.cache.mode is CacheMode.ON and not route.warned:

@@ -288,10 +288,10 @@ def _added(usages: Sequence[dict[str, bytes]]) -> dict[str, bytes] | None:
 
 
 def _alike(one: bytes, other: bytes) -> bool:
-    first, second = text_of(one), text_of(other)
-    if first is None or second is None:
-        return alike(one, other)
     try:
+        first, second = text_of(one), text_of(other)
+        if first is None or second is None:
+            return alike(one, other)
         return alike(*[msgspec.json.encode(array("f", base64.b64decode(text)).tolist()) for text in (first, second)])
-    except ValueError:  # no base64, or of no FP32 numbers
+    except (ValueError, msgspec.DecodeError):  # no text, no base64, or of no FP32 numbers
         return one == other

@@ -98,10 +98,13 @@ class TEI(Codec):
 
     def split(self, answer: Message, parts: Sequence[Part], request_id: str | None) -> list[list[bytes]] | None:
         first = _own(parts[0].call)
+        text = document(answer.body)
+        if isinstance(text, Refusal):
+            return None
         if first.operation is None:
             return [[bytes(answer.body)]]
         items = [part.call.items[index] for part in parts for index in part.indexes]
-        results = first.operation.results(answer.body, items, bare=first.bare and request_id is None)
+        results = first.operation.results(text, items, bare=first.bare and request_id is None)
         if results is None:
             return None
         each = iter(results)

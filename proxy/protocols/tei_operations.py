@@ -23,7 +23,6 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from proxy.protocols.json_values import elements, members, spelled, text_of
-from proxy.protocols.spans import SPACE
 
 _TOKEN_IDS: Final = re.compile(rb"\[(?:0|[1-9][0-9]{0,9})(?:,(?:0|[1-9][0-9]{0,9}))*+\]")
 _UNREADABLE: Final = (msgspec.DecodeError, RecursionError)
@@ -47,7 +46,7 @@ class Operation(ABC):
 
     @abstractmethod
     def results(self, body: bytes, items: Sequence[bytes], *, bare: bool) -> list[bytes] | None:
-        """The result of each item, out of an answer about all of them."""
+        """The result of each item, out of an answer about all of them, which is a `document`."""
 
     @abstractmethod
     def answer(self, results: Sequence[bytes], *, bare: bool) -> bytes | None:
@@ -128,7 +127,7 @@ class _Listed(Operation):
         return self.reader(value)
 
     def results(self, body: bytes, items: Sequence[bytes], *, bare: bool) -> list[bytes] | None:
-        text = body.strip(SPACE)
+        text = body
         if bare and self.bare_answers:
             text = b"[" + text + b"]"
         try:
@@ -160,9 +159,8 @@ class _Ranked(Operation):
         return None if read is None or read.bare else read
 
     def results(self, body: bytes, items: Sequence[bytes], *, bare: bool) -> list[bytes] | None:
-        text = body.strip(SPACE)
         try:
-            ranks = _LIST_OF_RANKS.decode(text)
+            ranks = _LIST_OF_RANKS.decode(body)
         except _UNREADABLE:
             return None
         order = [(rank.score, rank.index) for rank in ranks]
@@ -172,7 +170,7 @@ class _Ranked(Operation):
         if any(text is not None and text != text_of(items[index]) for index, text in quoted.items()):
             return None
         results: dict[int, bytes] = {}
-        for rank, one in zip(ranks, elements(text) or (), strict=True):
+        for rank, one in zip(ranks, elements(body) or (), strict=True):
             said = members(one) or {}
             results[rank.index] = spelled({name: value for name, value in said.items() if name != "index"})
         return [results[index] for index in range(len(items))]

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
@@ -106,16 +106,7 @@ class V1(Codec):
             if listed is not None:
                 return Reason.UNPARSED
             return call(shared=tagged((b"columns", rest)), items=(columns,), joins=False)
-        items = elements(listed) if listed is not None else None
-        if listed is None or not items:
-            return Reason.UNPARSED
-        forms = {_form(item) for item in items}
-        if model.rows is not Rows.ITEMS or len(forms) > 1:
-            return call(shared=tagged((b"whole", rest)), items=(listed,), joins=False)
-        if len(items) > model.max_batch_size:
-            return Reason.OVER_LIMIT
-        form = blake2b(forms.pop(), digest_size=16).digest()
-        return call(shared=tagged((b"items", form, rest)), items=tuple(items), joins=True)
+        return Reason.UNPARSED if listed is None else _of_instances(call, rest, listed, model)
 
     def join(self, parts: Sequence[Part], request_id: str, waited: Sequence[float]) -> Joined:
         first = _own(parts[0].call)
@@ -190,6 +181,25 @@ class V1(Codec):
 
     def changes(self, method: str, path: str) -> bool:
         return method == "POST" and path == _RELOAD
+
+
+def _of_instances(call: Callable[..., V1Call], rest: bytes, listed: bytes, model: Model) -> V1Call | Reason:
+    """A call of these instances, read one by one where they are items and have one form."""
+    if listed[:1] != b"[" or listed == b"[]":
+        return Reason.UNPARSED
+    whole = call(shared=tagged((b"whole", rest)), items=(listed,), joins=False)
+    if model.rows is not Rows.ITEMS:
+        return whole
+    items = elements(listed)
+    if items is None:
+        return Reason.UNPARSED
+    if len(items) > model.max_batch_size:
+        return Reason.OVER_LIMIT
+    forms = {_form(item) for item in items}
+    if len(forms) > 1:
+        return whole
+    form = blake2b(forms.pop(), digest_size=16).digest()
+    return call(shared=tagged((b"items", form, rest)), items=tuple(items), joins=True)
 
 
 def _own(call: Call) -> V1Call:

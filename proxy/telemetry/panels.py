@@ -192,8 +192,8 @@ ROWS: Final[tuple[tuple[str, tuple[Panel, ...]], ...]] = (
             ),
             Panel(
                 "Rows tried out",
-                "Of models that do not say whether their rows are independent: eight that agreed and calls ride together. "
-                "differed, not_split, refused, timeout: they never do; if you know better, set rows: true on the route.",
+                "Of models that do not say whether their rows are independent: eight that agreed, and calls ride "
+                "together. differed, not_split, refused, timeout: they never do; if you know better, set rows: true.",
                 "ops",
                 (Query(_rate(c.PROOFS, "result"), "{{result}}"),),
             ),

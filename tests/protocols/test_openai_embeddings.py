@@ -686,7 +686,7 @@ def test_tei_says_how_many_texts_it_takes() -> None:
 
 def test_a_backend_that_lists_nothing_may_have_any_model() -> None:
     """Without a list there is nothing to go by: texts are items, and nothing names the weights."""
-    assert CODEC.facts("m", (None, None)) == Facts(Rows.ITEMS, ANY_NUMBER)
+    assert CODEC.facts("m", (None, None)) == Facts(Rows.ITEMS, ANY_NUMBER, listed=False)
 
 
 def test_two_batches_may_differ_by_arithmetic() -> None:

@@ -116,7 +116,7 @@ def asks(found: Message) -> object:
 # --- joining and taking apart
 
 
-@examples(100)
+@examples(60)
 @given(st.data(), st.booleans())
 def test_each_caller_gets_what_the_backend_would_have_answered_it_alone(data: st.DataObject, nested: bool) -> None:
     """Whatever rides together, every row's answer is the one of that row, in the form that was asked for."""
@@ -144,7 +144,7 @@ def test_each_caller_gets_what_the_backend_would_have_answered_it_alone(data: st
             assert meaning(lone) == meaning(answered(row.message, nested=nested))
 
 
-@examples(60)
+@examples(40)
 @given(BINARY_KINDS.flatmap(asked), st.booleans())
 def test_a_whole_call_joined_alone_asks_what_its_caller_asked(call: Asked, by_rows: bool) -> None:
     """Nothing is lost, added or respelled on the way through the codec but the id."""
@@ -301,7 +301,7 @@ def test_no_row_is_cut_beyond_the_body() -> None:
 # --- keys
 
 
-@examples(60)
+@examples(40)
 @given(BINARY_KINDS.flatmap(asked))
 def test_keys_show_neither_space_order_id_nor_deadline(call: Asked) -> None:
     """Two callers that ask the same thing in another style share what is known."""
@@ -311,7 +311,7 @@ def test_keys_show_neither_space_order_id_nor_deadline(call: Asked) -> None:
         assert (styled.shared, styled.items, styled.joins) == (bare.shared, bare.items, bare.joins)
 
 
-@examples(100)
+@examples(50)
 @given(BINARY_KINDS.flatmap(lambda kind: st.tuples(asked(kind), asked(kind))))
 def test_keys_are_equal_only_for_equal_rows(calls: tuple[Asked, Asked]) -> None:
     """No two rows have one key unless every element is the same, to the byte."""

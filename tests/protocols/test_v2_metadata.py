@@ -181,7 +181,7 @@ def test_loading_a_model_may_change_any_answer(method: str, path: str, touched: 
 
 
 @examples(100)
-@given(st.text(st.characters(exclude_categories=("Cs", "C")), min_size=1))
+@given(st.text(st.characters(exclude_categories=("Cs", "C")), min_size=1, max_size=80))
 def test_paths_ask_for_the_model_that_was_recognised(name: str) -> None:
     """The spelling that is asked about is the one that the request came with."""
     path = v2_metadata.metadata_path(name)
