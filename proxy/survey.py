@@ -3,7 +3,7 @@
 The backend is asked as a Forebay that serves asks it, once, and the same settings decide; so what is shown here is what
 would happen. No call is made of it, so a row that must be proved stays unproved.
 
-Knows nothing of requests: which ones there could be is guessed from paths that the codecs are known to take.
+Knows nothing of requests: which ones there could be is what codecs say of themselves (`Codec.paths`).
 """
 
 from __future__ import annotations
@@ -26,23 +26,6 @@ from proxy.upstream.backend import Backend, shown
 from proxy.upstream.connections import Connections, UpstreamError
 from proxy.upstream.health import PATH, Health
 from proxy.upstream.models import Models
-
-PATHS: Final = (
-    "/v2/models/{model}/infer",
-    "/v1/models/{model}:predict",
-    "/v1/embeddings",
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/embed",
-    "/embed_all",
-    "/embed_sparse",
-    "/predict",
-    "/tokenize",
-    "/decode",
-    "/rerank",
-    "/generate",
-)
-"""Requests by whose paths the codecs show what they would do; each codec that needs no configuration takes some."""
 
 UNNAMED: Final = ""
 """The model of requests that name none, for a server has but one."""
@@ -149,7 +132,7 @@ async def _wanted(settings: Settings, backend: Backend, connections: Connections
 
 def _unnamed(codec: Codec) -> tuple[str, ...]:
     """UNNAMED, where it is bodies that name models, if anything does."""
-    return (UNNAMED,) if any(codec.recognise("POST", path) for path in PATHS if "{model}" not in path) else ()
+    return (UNNAMED,) if any("{model}" not in path for path in codec.paths) else ()
 
 
 async def _answer(connections: Connections, method: str, path: str) -> Exchange | None:
@@ -194,7 +177,7 @@ def _of_model(settings: Settings, route: RouteSettings, codec: Codec, name: str,
     """A model's requests on a route, those that are treated alike in one row."""
     model = said.models[codec.name][name]
     alike: dict[Treatment, list[str]] = {}
-    for path in PATHS:
+    for path in codec.paths:
         spelled = path.format(model=segment(name))
         endpoint = codec.recognise("POST", spelled)
         if endpoint is not None and _takes(settings, route, spelled, name):
@@ -237,14 +220,15 @@ def _treatment(
     batched = route.batch.mode is not BatchMode.OFF
     if rows is Rows.PROVE and not batched:
         rows = Rows.WHOLE
-    joins = batched and rows is not Rows.WHOLE
+    never = type(codec).join is Codec.join
+    joins = batched and rows is not Rows.WHOLE and not never
     kept = "no"
     if route.cache.mode is CacheMode.ON:
         known = model.identity.known or bool(route.model.revision)
         ttl = route.cache.ttl if known else min(route.cache.ttl, TTL_WITHOUT_IDENTITY)
         kept = write(Seconds, ttl) + ("" if known else " *")
     return Treatment(
-        _ITEMS[rows],
+        _ITEMS[Rows.WHOLE if never else rows],
         f"up to {min(route.batch.max_size, model.max_batch_size or ANY_NUMBER)}" if joins else "never",
         str(settings.upstream.slots or model.instances) if joins else "-",
         kept,

@@ -137,6 +137,9 @@ class Codec(ABC):
     listings: ClassVar[tuple[tuple[str, str], ...]] = ()
     """Methods and paths, any of which may list the models, for who surveys a backend. () where `found` names them."""
 
+    paths: ClassVar[tuple[str, ...]] = ()
+    """Requests that it knows, by path, with `{model}` for a model's name: what a survey of a backend shows."""
+
     @abstractmethod
     def recognise(self, method: str, path: str) -> Endpoint | None:
         """Whose request this is, from the method and the path without query; None: not this protocol's."""

@@ -52,6 +52,7 @@ class OpenAIEmbeddings(OpenAI):
     """The codec. It holds no state."""
 
     name = "openai_embeddings"
+    paths = ("/v1/embeddings",)
     rows = Rows.ITEMS
     probes = (MODELS, tei_info.INFO)
 

@@ -117,6 +117,7 @@ class OpenAIGeneration(OpenAI):
     """The codec. It holds no state."""
 
     name = "openai_generation"
+    paths = ("/v1/chat/completions", "/v1/completions")
     rows = Rows.WHOLE
 
     def recognise(self, method: str, path: str) -> Endpoint | None:

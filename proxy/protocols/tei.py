@@ -59,6 +59,7 @@ class TEI(Codec):
 
     name = "tei"
     protocol = "tei"
+    paths = ("/embed", "/embed_all", "/embed_sparse", "/predict", "/tokenize", "/decode", "/rerank")
     probes = (tei_info.INFO,)
 
     def recognise(self, method: str, path: str) -> Endpoint | None:

@@ -80,6 +80,7 @@ class TGI(Codec):
 
     name = "tgi"
     protocol = "tgi"
+    paths = ("/generate",)
     probes = (INFO,)
 
     def recognise(self, method: str, path: str) -> Endpoint | None:

@@ -81,6 +81,7 @@ class V1(Codec):
 
     name = "v1"
     protocol = "v1"
+    paths = ("/v1/models/{model}:predict",)
     probes = (_LISTING,)
     path_is_proof = True
 

@@ -53,6 +53,7 @@ class V2(Codec):
 
     name = "v2"
     protocol = "v2"
+    paths = ("/v2/models/{model}/infer",)
     probes = (v2_metadata.SERVER,)
     path_is_proof = True
     listings = (("POST", "/v2/repository/index"), ("GET", "/v2/models"))  # Triton and MLServer; KServe

@@ -66,7 +66,7 @@ def plain(body: bytes) -> Any:
 
 
 def test_what_is_read_means_one_thing(target: Target) -> None:
-    """A body that is taken reads the same to a strict reader; equal keys mean equal requests; joined alone it is itself."""
+    """What is taken reads the same to a strict reader; equal keys mean equal requests; joined alone it is itself."""
     known = [(key(call), target.meant(body)) for body in target.valid if isinstance(call := parsed(target, body), Call)]
     assert len(known) == len(target.valid)
     taken = 0

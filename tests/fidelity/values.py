@@ -1,4 +1,4 @@
-"""Hypothesis strategies for JSON values as `lexed` has them: lexemes of every kind, text that needs escapes, nesting."""
+"""Hypothesis strategies for JSON values as `lexed` has them: all lexemes, text that needs escapes, nesting."""
 
 from __future__ import annotations
 
