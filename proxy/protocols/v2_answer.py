@@ -58,7 +58,7 @@ class AnswerFrame:
 
 
 def answer_frame(text: bytes) -> AnswerFrame | None:
-    """Read a frame, or remember it; None if it is no JSON object or its `id` is no string."""
+    """Read a frame, or remember it; None if it is no answer to an inference request, or its `id` is no string."""
     return _remembered(text) if len(text) <= _LONGEST_REMEMBERED else _read(text)
 
 
@@ -76,7 +76,7 @@ def with_rows(template: Template, rows: int) -> Template:
 
 def _read(text: bytes) -> AnswerFrame | None:
     body = read(text)
-    if not isinstance(body, dict):
+    if not isinstance(body, dict) or not isinstance(body.get("outputs"), list) or "error" in body:
         return None
     id_ = body.pop("id", None)
     if not isinstance(id_, Hole | None) and decoded(id_) is None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from proxy.protocols import json_values
 from proxy.protocols.codec import Message
-from proxy.protocols.spans import cut, decoded
+from proxy.protocols.spans import Refusal, cut, decoded
 from proxy.protocols.v2_answer import AnswerFrame, answer_frame, filled, with_rows
 from proxy.protocols.v2_binary import alike_bytes, cut_head, sealed, unsealed
 from proxy.protocols.v2_columns import JSON_ALONE, columns_of, cut_body
@@ -49,8 +49,11 @@ def results_of(answer: Message, total: int, request_id: str | None) -> list[byte
         return None
     if frame.outputs is None or any(tensor.shape[0] != total for tensor in frame.outputs):
         # Whatever it holds, it answers a single item; more than one it does not split among.
+        head = answer.body if at == JSON_ALONE else answer.body[:at]
+        if total != 1 or isinstance(json_values.document(head), Refusal):
+            return None
         whole = filled(frame.verbatim, frame.data_of(values))
-        return [whole if at == JSON_ALONE else sealed(whole, [answer.body[at:]])] if total == 1 else None
+        return [whole if at == JSON_ALONE else sealed(whole, [answer.body[at:]])]
     columns = columns_of(frame.outputs, values, answer.body, at, by_rows=True)
     if columns is None:
         return None

@@ -372,21 +372,6 @@ async def test_other_questions_of_the_client_are_answered_as_by_triton(
     assert direct is not None
 
 
-async def test_binary_tensors_pass_through(running: Running, triton: Triton, threads: Threads) -> None:
-    """The client's default mode, which no codec reads yet: the same answer, and nothing of it is stored."""
-    rows = new_rows(2)
-
-    def ask(url: str) -> NDArray[Any]:
-        tensor = triton_client.InferInput("X", rows.shape, "FP32")
-        tensor.set_data_from_numpy(rows)
-        with contextlib.closing(triton_client.InferenceServerClient(url.removeprefix("http://"))) as client:
-            return np.asarray(client.infer("rows", [tensor]).as_numpy("Y"))
-
-    for _ in range(2):
-        np.testing.assert_array_equal(await threads(ask, running.url), await threads(ask, triton.url))
-    assert (await running.scrape()).total("forebay_cache_items_total") == 0
-
-
 # Other weights.
 
 ASKED: Arrays = {"X": np.array([[1, 2]], np.float32)}

@@ -77,10 +77,11 @@ def families(
 
 @st.composite
 def _choices(draw: st.DrawFn, items: int, most: int = 3) -> list[list[int]]:
-    """Which items each call is about: some that are drawn, then all of them."""
+    """Which items each call is about: what is drawn, then each of them, then all of them."""
     place = st.integers(0, items - 1)
-    found = draw(st.lists(st.lists(place, min_size=1, max_size=most), min_size=2, max_size=4))
-    return [*found, draw(st.permutations(range(items))) if most > 1 else [items - 1]]
+    found = draw(st.lists(st.lists(place, min_size=1, max_size=most), min_size=1, max_size=2))
+    each = [[at] for at in draw(st.permutations(range(items)))]
+    return [*found, *each, *([draw(st.permutations(range(items)))] if most > 1 else [])]
 
 
 @asynccontextmanager

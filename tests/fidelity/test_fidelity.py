@@ -21,7 +21,7 @@ from tests.parts.forebay import Running
 from tests.parts.triton import Triton
 from tests.protocols.json_texts import examples
 
-HANDFULS = 60  # three to five calls each, every one of them asked at least three times
+HANDFULS = 80  # of three to seven calls, each asked once directly and twice or more through Forebay
 TOGETHER = "batch: {mode: fixed, max_delay: 2ms}\n"  # what is asked at once rides together, on a quiet machine too
 
 

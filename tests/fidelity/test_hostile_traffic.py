@@ -36,7 +36,7 @@ from tests.fidelity.targets import TARGETS, Target
 from tests.parts.forebay import Running
 from tests.protocols.json_texts import examples
 
-EXAMPLES = 60  # a backend's; about nine requests each
+EXAMPLES = 40  # a path; about nine requests each
 CASES = itertools.count(1)
 ROUTES = V1_ROUTE + RERANK_ROUTE + LIST_ROUTE + SINGLE_ROUTE + OPAQUE_ROUTE
 

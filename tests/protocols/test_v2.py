@@ -468,7 +468,6 @@ def test_an_answer_that_may_differ_by_row_in_more_than_data_does_not_split(old: 
         b'{"model_name":"m","outputs":[{"name":"Y","datatype":"FP32","shape":[3,1],"data":[1,2,3]}]}',
         b'{"model_name":"m","parameters":{"sequence_id":0},"outputs":[{"name":"Y","datatype":"FP32","shape":[1],"data":[1]}]}',
         b'{"model_name":"m","unknown":{"data":[[1],[2,3]],"id":"x"},"outputs":[]}',
-        b"{}",
     ],
 )
 def test_a_single_item_keeps_whatever_it_was_answered(body: bytes) -> None:
@@ -479,6 +478,22 @@ def test_a_single_item_keeps_whatever_it_was_answered(body: bytes) -> None:
     assert split(with_id, [1]) == [[body]]
     assert answer(parsed(one_input(shape="[1,4]")), results) == body
     assert answer(parsed(one_input()), results * 2) is None
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"{}",
+        b'{"error":"out of memory"}',
+        b'{"error":"out of memory","outputs":[]}',
+        b'{"outputs":{}}',
+        b'{"outputs":[{"name":"Y","datatype":"UINT64","shape":[2,1],"data":[1- 2]}]}',
+        b'{"outputs":[{"name":"Y","datatype":"FP32","shape":[2,1],"data":[nan,1]}]}',
+    ],
+)
+def test_what_is_no_answer_is_kept_for_nobody(body: bytes) -> None:
+    """Some gateways say their errors with status 200; and what cannot be read is no answer at all."""
+    assert tried(body, [1]) is None
 
 
 def test_text_that_is_not_utf_8_reaches_the_caller_as_it_came() -> None:

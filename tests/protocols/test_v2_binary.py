@@ -440,7 +440,6 @@ def test_an_answer_that_does_not_add_up_does_not_split(answer: Message) -> None:
         (b'{"model_name":"m","parameters":{"sequence_id":0},"outputs":[%b]}', BLOB),
         (b'{"outputs":[%b],"unknown":{"binary_data_size":3}}', BLOB + b"abc"),
         (b'{"outputs":[{"name":"E","datatype":"FP32","shape":[0],"parameters":{"binary_data_size":0}}]}', b""),
-        (b"{}", b"whatever"),
     ],
 )
 def test_a_single_item_keeps_whatever_it_was_answered(text: bytes, blobs: bytes) -> None:
