@@ -164,6 +164,17 @@ async def test_a_backend_that_does_not_say_so_speaks_nothing(backend: Embeddings
         assert [(await embed(running, "text")).split("; ")[1] for _ in range(2)] == ["fwd=miss", "hit"]
 
 
+async def test_a_call_of_very_many_items_goes_through(backend: EmbeddingsServer) -> None:
+    """A caller with thousands of texts is answered by the backend, and nobody else waits while they are looked up."""
+    async with forebay(backend.url) as running:
+        await running.knows("small", "openai_embeddings")
+        for count, expected in ((4096, "Forebay; fwd=miss"), (4097, "Forebay; fwd=bypass; detail=over_limit")):
+            texts = [f"{number}" for number in range(count)]
+            status, body, said = await ask(running, EMBEDDINGS, {"model": "small", "input": texts})
+            assert (status, len(body["data"])) == (200, count)
+            assert said.startswith(expected)
+
+
 async def test_what_is_sampled_is_never_kept_unless_the_route_says_so(
     backend: EmbeddingsServer, tmp_path: Path
 ) -> None:

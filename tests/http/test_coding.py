@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -12,7 +13,12 @@ from hypothesis import strategies as st
 from proxy.http.coding import undone
 from proxy.terms import Headers
 
-CODED = {b"gzip": gzip.compress, b"x-gzip": gzip.compress, b"deflate": zlib.compress, b"GZIP": gzip.compress}
+CODED: dict[bytes, Callable[[bytes], bytes]] = {
+    b"gzip": gzip.compress,
+    b"x-gzip": gzip.compress,
+    b"deflate": zlib.compress,
+    b"GZIP": gzip.compress,
+}
 
 
 def said(*codings: bytes) -> Headers:
