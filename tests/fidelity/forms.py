@@ -351,7 +351,9 @@ def _echoed(draw: st.DrawFn, *, binary: bool) -> list[Asked]:
     if parameters:
         beside["parameters"] = parameters
     rows = st.tuples(*[st.lists(_elements(one.datatype), min_size=one.width, max_size=one.width) for one in inputs])
-    return draw(_called("/v2/models/echo/infer", inputs, beside, draw(st.lists(rows, min_size=2, max_size=4))))
+    return draw(
+        _called("/v2/models/echo/infer", inputs, beside, draw(st.lists(rows, min_size=2, max_size=4, unique_by=repr)))
+    )
 
 
 @st.composite
@@ -384,7 +386,7 @@ def _mixed(draw: st.DrawFn) -> list[Asked]:
     chosen = draw(st.lists(st.sampled_from("STUV"), unique=True, max_size=3))
     rows = st.tuples(*[st.lists(_elements(one.datatype), min_size=one.width, max_size=one.width) for one in inputs])
     beside: dict[str, Any] = {"outputs": [{"name": name} for name in chosen]} if chosen else {}
-    pool = draw(st.lists(rows, min_size=2, max_size=4))
+    pool = draw(st.lists(rows, min_size=2, max_size=4, unique_by=repr))
     return draw(_called("/v2/models/mixed/infer", draw(st.permutations(inputs)), beside, pool))
 
 
@@ -393,7 +395,9 @@ def _undeclared(draw: st.DrawFn) -> list[Asked]:
     """A model without a batch dimension, of which the route says that its rows are items."""
     one = Input("X", "FP32", draw(st.integers(1, 3)), draw(st.booleans()), draw(st.booleans()))
     rows = st.tuples(st.lists(_elements("FP32"), min_size=one.width, max_size=one.width))
-    return draw(_called("/v2/models/whole/infer", [one], {}, draw(st.lists(rows, min_size=2, max_size=3))))
+    return draw(
+        _called("/v2/models/whole/infer", [one], {}, draw(st.lists(rows, min_size=2, max_size=3, unique_by=repr)))
+    )
 
 
 V1_ROUTE: Final = "\n  - {id: v1, match: {path: /v1/*}, rows: true}\n"

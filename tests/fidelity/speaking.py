@@ -204,6 +204,8 @@ def _infer(path: str, body: Any) -> str:
     call = _object(body)
     tensors = [_object(one) for one in _list(call.get("inputs"))]
     rest = {name: value for name, value in call.items() if name not in ("id", "inputs")}
+    if isinstance(parameters := call.get("parameters"), dict):  # these two change when, not what
+        rest["parameters"] = {n: value for n, value in parameters.items() if n not in ("timeout", "priority")}
     frames, columns = [], []
     for one in tensors:
         shape = [int(size.lexeme) for size in _list(one.get("shape")) if isinstance(size, Number) and _is_id(size)]
