@@ -132,7 +132,7 @@ class Pipeline:
         known = visit.codec is not None
         added = ((cache_status.CACHE_STATUS, cache_status.bypassed(reason)),) if known else ()
         http = visit.http
-        touched = any(codec.changes(http.method, visit.path) for codec in self.codecs)
+        touched = self._may_change_models(visit)
         refused = False
         try:
             with body or pass_body(http, self._limits) as passing:
@@ -145,6 +145,13 @@ class Pipeline:
             self._unmatched.saw(http.method, visit.path, _kind_of(http.raw_headers), reply.status)
         visit.outcome = ended or Outcome.BYPASS
         return reply
+
+    def _may_change_models(self, visit: Visit) -> bool:
+        try:
+            return any(codec.changes(visit.http.method, visit.path) for codec in self.codecs)
+        except Exception:
+            log.exception("taken for a request that changes models, after a fault of Forebay's own")
+            return True
 
     async def _fail(self, visit: Visit, error: BaseException) -> web.StreamResponse:
         """The backend gave no answer, or Forebay cannot take the call: said in the protocol's own shape."""

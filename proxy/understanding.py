@@ -82,7 +82,10 @@ class Understanding:
         """A request whose head is here, on its route."""
         path, _, query = http.raw_path.partition("?")
         visit = Visit(http, path, query, timeline, self._parts[self._routes.default])
-        self._settle(visit, Unread.UNREAD)
+        try:
+            self._settle(visit, Unread.UNREAD)
+        except Exception:  # it passes through, on the route of whatever fits no other
+            log.exception("not recognised by a fault of Forebay's own")
         return visit
 
     def order(self, visit: Visit, body: Body) -> Order | Reason:

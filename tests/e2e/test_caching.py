@@ -12,6 +12,7 @@ import pytest
 import xxhash
 
 from proxy import filling
+from proxy.protocols.openai_embeddings import OpenAIEmbeddings
 from proxy.protocols.v2 import V2
 from tests.e2e.calls import answer, call, data, rows
 from tests.parts.forebay import Running, forebay
@@ -998,3 +999,19 @@ async def test_a_fault_in_a_codec_costs_no_request(
         if step != "join":
             scrape = await running.scrape()
             assert scrape.total("forebay_decisions_total", reason="codec_error") > 0
+
+
+@pytest.mark.parametrize("step", ["recognise", "changes", "model_in"])
+async def test_a_fault_before_a_call_is_understood_costs_no_request(
+    backend: ModelServer, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """What breaks while Forebay finds out what a request is leaves the request as it is."""
+
+    def broken(*_: Any) -> NoReturn:
+        raise RuntimeError("a bug")
+
+    async with forebay(backend.url, faulty=True, protocol="openai" if step == "model_in" else "auto") as running:
+        monkeypatch.setattr(OpenAIEmbeddings if step == "model_in" else V2, step, broken)
+        async with running.session.post(f"{running.url}/v1/embeddings", json={"input": "text"}) as answered:
+            assert answered.status == 200
+            assert (await answered.json())["echo"] == "/v1/embeddings"
