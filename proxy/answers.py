@@ -217,9 +217,10 @@ class Answers:
             return order.visit.streamed
         exchange = done.exchange
         if exchange is not None and (trial := order.reading.trial) is not None:
-            job, most = order.trial(trial), order.plan.batch.max_size
-            of = kind(order.reading.codec, order.plan, trial)
-            self._proofs.answered(job, of, exchange, done.seconds * len(order.call.items), most=most)
+            plan, seconds = order.plan, done.seconds * len(order.call.items)
+            of = kind(order.reading.codec, plan, order.visit.path, trial)
+            most = min(plan.batch.max_size, plan.by_items.max_batch_size)
+            self._proofs.answered(order.trial(trial), of, exchange, seconds, most=most)
         if exchange is None:
             assert done.results is not None, "a joined answer splits or its members are replayed"
             return await self._assembled(order, self._filler.unstored(done), status)

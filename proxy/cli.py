@@ -81,7 +81,13 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"forebay {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", dest="command", required=True)
 
-    serve = commands.add_parser("serve", help="stand in front of a model server", allow_abbrev=False)
+    serve = commands.add_parser(
+        "serve",
+        help="stand in front of a model server",
+        description="Stand in front of a model server. What has no flag here is said in FILE or by FOREBAY_... "
+        "variables: docs/config.md has them all.",
+        allow_abbrev=False,
+    )
     serve.add_argument("--config", metavar="FILE", type=Path, help="settings; variables and flags count more")
     for name, metavar, text in _SETTINGS:
         flag = f"--{name.rpartition('.')[2].replace('_', '-')}"
@@ -91,6 +97,8 @@ def parser() -> argparse.ArgumentParser:
     check = commands.add_parser(
         "check",
         help="name every mistake in a configuration, say what Forebay would do for a model server",
+        description="Name every mistake in FILE. With --upstream, ask a model server what it is, and show what Forebay "
+        "would do for each of its models, by FILE or by the defaults. Nothing is served, no model is run.",
         allow_abbrev=False,
     )
     check.add_argument("file", metavar="FILE", type=Path, nargs="?", help="settings")
@@ -159,6 +167,8 @@ def _check(options: argparse.Namespace) -> int:
         _complain("forebay check: give FILE, --upstream URL or both (see forebay check --help)")
         return 2
     flags = {} if options.upstream is None else {"upstream": options.upstream}
+    if options.file is None:
+        flags["listen"] = "127.0.0.1:0"  # nobody listens here: a model server may well have the port of the default
     settings = load(options.file, os.environ, flags, upstream_required=False)
     if options.file is not None:
         _say(f"{options.file}: ok")

@@ -126,7 +126,9 @@ class Reader:
         try:
             return dataclasses.replace(base, **found)  # type: ignore[type-var]  # settings are dataclasses, T cannot say so
         except ValueError as error:
-            self.say(node.place, str(error), path)
+            # While one of its settings could not be read, its default stands there and what they say together is moot.
+            if not any(f"{path}.{name}" in self.wrong for name in node.entries):
+                self.say(node.place, str(error), path)
             return base
 
     def sections(self, node: Node | None, path: str) -> Iterator[tuple[str, Section]]:

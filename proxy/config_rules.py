@@ -7,7 +7,7 @@ A rule yields the dotted name of a setting and what is wrong with it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -16,8 +16,9 @@ from proxy.caching.policy import CacheSettings
 from proxy.caching.redis_address import RedisAddress
 from proxy.config_values import nearest, quoted
 from proxy.protocols import json_pointer
+from proxy.protocols.codec import Codec
 from proxy.protocols.json_map import JsonMapSettings
-from proxy.protocols.registry import BY_CONFIGURATION, PROTOCOLS
+from proxy.protocols.registry import BY_CONFIGURATION, PROTOCOLS, codecs
 from proxy.routing import AUTO, Match, RouteSettings, fits
 from proxy.upstream.settings import UpstreamSettings
 
@@ -113,6 +114,15 @@ def proof_key(text: str) -> str:
     return text
 
 
+def authorization(text: str) -> str:
+    """What Forebay's own questions carry. It is a secret: the message does not quote it."""
+    try:
+        UpstreamSettings(authorization=text)
+    except ValueError as error:
+        raise ValueError(str(error).removeprefix("authorization ")) from None
+    return text
+
+
 def route_id(text: str) -> str:
     """A label of metrics."""
     if text == DEFAULT_ROUTE:
@@ -183,6 +193,7 @@ def model_pattern(text: str) -> str:
 
 CHECKS: Final[Mapping[tuple[type[Any], str], Check]] = {
     (UpstreamSettings, "targets"): target,
+    (UpstreamSettings, "authorization"): authorization,
     (CacheSettings, "tenant"): tenant,
     (CacheSettings, "proof_key"): proof_key,
     (RouteSettings, "id"): route_id,
@@ -204,7 +215,7 @@ def addresses(listen: str, admin: str, targets: tuple[str, ...]) -> Iterator[Fau
     for url in targets:
         parts = urlsplit(url)
         if _same(listen, (parts.hostname or "", parts.port or {"http": 80, "https": 443}[parts.scheme])):
-            yield "upstream.targets", f"{url} is Forebay itself (`listen`): write where the model server is"
+            yield "upstream.targets", f"{url} is Forebay itself: write where the model server is, or another `listen`"
 
 
 def _same(listen: str, other: tuple[str, int]) -> bool:
@@ -245,12 +256,30 @@ def _spelling(path: str, route: RouteSettings) -> Iterator[Fault]:
                 f"{BY_CONFIGURATION} takes every path of its route: leave out `prefix` and `alias`",
             )
         yield from _map(path, route)
-    elif route.json_map != JsonMapSettings():
+        return
+    if route.json_map != JsonMapSettings():
         yield f"{path}.json_map", f"says nothing without `protocol: {BY_CONFIGURATION}`"
+    its = codecs(route.protocol, route.json_map)
+    if route.alias and not any(codec.recognise("POST", route.alias) for codec in its):
+        yield f"{path}.alias", _no_alias(route, its)
+    begin, star, _ = route.match.path.partition("*")
+    reached = begin.startswith(route.prefix) or (bool(star) and route.prefix.startswith(begin))
+    if not reached and not route.alias:
+        yield f"{path}.prefix", f"no path of this route begins with {route.prefix}: `match.path` is {route.match.path}"
+
+
+def _no_alias(route: RouteSettings, its: Sequence[Codec]) -> str:
+    """Why none of a route's codecs would know its requests by its alias."""
+    paths = [path.format(model="NAME") for codec in its for path in codec.paths]
+    who = "no protocol knows a" if route.protocol == AUTO else f"{route.protocol} knows no"
+    guess = nearest(route.alias, paths) or paths[0]
+    return f"{who} request to {route.alias}; did you mean {guess}?"
 
 
 def _map(path: str, route: RouteSettings) -> Iterator[Fault]:
-    """A batch of a route's calls goes to one path, which is another than theirs."""
+    """A map's requests name no model; a batch of them goes to one path, which is another than theirs."""
+    if route.match.model is not None and not fits(route.match.model, ""):
+        yield f"{path}.match.model", f"fits no request, for those of a {BY_CONFIGURATION} name no model: leave it out"
     batch_path = route.json_map.batch_path
     if batch_path is None:
         return

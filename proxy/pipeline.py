@@ -90,7 +90,12 @@ class Pipeline:
             if visit.route.settings.mode is Mode.OFF and visit.settled:
                 return await self._pass(visit, Reason.OPTED_OUT)
             http, limits, buffered = visit.http, self._limits, self._buffered
-            with body_at_hand(http, limits, buffered) or await read_body(http, limits, buffered) as body:
+            try:
+                body = body_at_hand(http, limits, buffered) or await read_body(http, limits, buffered)
+            except BaseException:  # it is no model's, and counts where a body that is too large does
+                self._understanding.unread(visit)
+                raise
+            with body:
                 visit.timeline.body_read = time.monotonic()
                 if not body.complete:
                     self._understanding.unread(visit)
@@ -148,7 +153,7 @@ class Pipeline:
 
     def _may_change_models(self, visit: Visit) -> bool:
         try:
-            return any(codec.changes(visit.http.method, visit.path) for codec in self.codecs)
+            return self._understanding.changes(visit.http.method, visit.path)
         except Exception:
             log.exception("taken for a request that changes models, after a fault of Forebay's own")
             return True

@@ -4,13 +4,17 @@ A model's rows are proved signature by signature. Every caller gets the answer t
 that have been answered are sent once more, together, as a *shadow* that no caller waits for, and each row of it is
 compared with what its caller got. `AGREEING` shadows in which every row agrees prove the rows: from then on they are
 items. One that differs, does not split, is refused or hangs proves that they are not, and nothing of that kind is tried
-or joined again while the model is the same.
+or joined again while the model is the same. So do `AGREEING` answers to single calls in a row that do not split; fewer
+may be errors that a server says with status 200.
 
 Invariants
     No caller waits for a shadow or gets anything of it.
     A shadow holds at least two calls, and two rows that differ: equal rows prove nothing.
-    At most one shadow of a signature is under way, and `SHADOWS` in all; what waits for one is bounded in bytes.
-    A backend that is in trouble (no connection, 429, 502, 503, 504) proves nothing either way.
+    A shadow in which all results are equal may disprove rows, but proves none: nobody could tell whose is whose.
+    At most one shadow of a signature is under way, and `SHADOWS` in all; what waits for one is bounded in bytes, and
+    gives way to what comes later, so that nothing that waits in vain ends the proof.
+    A backend that is in trouble (no connection, 429, 502, 503, 504), or whose refusal speaks of the caller or of the
+    moment (`NO_WORD`), proves nothing either way, and gets fewer and fewer shadows: one for 2, 4, 8 … calls.
 
 Knows nothing of routes, caches and clients.
 """
@@ -23,13 +27,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from hashlib import blake2b
 from typing import Final, NamedTuple
 
 from proxy.dispatch import FOR_EVERYBODY, Dispatcher, Job
 from proxy.filling import Plan
 from proxy.protocols.codec import Call, Codec, Message
 from proxy.telemetry.catalogue import ProofResult
-from proxy.terms import Exchange, Failure
+from proxy.terms import Exchange, Failure, Identity
 from proxy.upstream.connections import UpstreamError
 
 log = logging.getLogger("forebay.proofs")
@@ -40,6 +45,8 @@ SHORTEST: Final = 1.0  # seconds that a shadow may take at least
 LONGEST: Final = 30.0  # seconds that a shadow may take at most
 PATIENCE: Final = 10  # times as long as the calls in it took alone, together
 HELD: Final = 16 * 2**20  # bytes of calls and answers that wait, over all signatures
+NO_WORD: Final = FOR_EVERYBODY | {401, 403, 407, 408, 425}  # statuses that say nothing of rows: credentials expire
+MOST_UNSAID: Final = 10  # after so many shadows without a verdict their share of all requests falls no more
 KEPT: Final = 1024  # signatures, and kinds of calls, of which the state is kept; the longest unused goes first
 
 
@@ -52,12 +59,16 @@ class State(Enum):
 
 
 class Kind(NamedTuple):
-    """What a disproof holds for, whoever asks: calls of one form to one model."""
+    """What a disproof holds for, whoever asks: calls of one form to one model at one path.
+
+    form: a digest of what the calls share, which may be large.
+    """
 
     protocol: str
     model: str
-    identity: object
-    shared: bytes
+    path: str
+    identity: Identity
+    form: bytes
 
 
 class Sample(NamedTuple):
@@ -70,14 +81,27 @@ class Sample(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes that it holds."""
-        return len(self.job.body) + sum(map(len, self.job.part.call.items)) + sum(map(len, self.results))
+        job, call = self.job, self.job.part.call
+        head = len(job.target) + sum([len(name) + len(value) for name, value in job.fields])
+        meaning = 2 * len(call.shared) + sum(map(len, call.items))  # a codec keeps what it has to join with, too
+        return head + len(job.body) + meaning + sum(map(len, self.results))
 
 
 @dataclass(slots=True, eq=False)
 class Proof:
-    """Of one signature: how many shadows agreed, what waits for the next, and whether one is under way."""
+    """Of one signature: how many shadows agreed, what waits for the next, and whether one is under way.
 
+    alike: shadows that agreed, but all of whose results were equal.
+    unsaid: shadows without a verdict since the last one with a verdict. since: calls since the last shadow.
+    unsplit: answers to single calls, since the last one that split, that did not.
+    """
+
+    kind: Kind
     agreed: int = 0
+    alike: int = 0
+    unsaid: int = 0
+    since: int = 0
+    unsplit: int = 0
     waiting: list[Sample] = field(default_factory=list)
     out: bool = False
 
@@ -94,7 +118,7 @@ class Proofs:
         self._dispatcher = dispatcher
         self._observe = observe
         self._open: OrderedDict[bytes, Proof] = OrderedDict()
-        self._proved: OrderedDict[bytes, None] = OrderedDict()
+        self._proved: OrderedDict[bytes, Kind] = OrderedDict()
         self._disproved: OrderedDict[Kind, str] = OrderedDict()
         self._held = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -114,23 +138,39 @@ class Proofs:
         if self.state(job.signature, kind) is not State.OPEN or exchange.status != 200:
             return
         split = job.codec.split(Message(exchange.body, exchange.headers), [job.part], None)
-        if split is None:
-            self._disprove(job, kind, ProofResult.NOT_SPLIT)
-            return
-        proof = self._open.setdefault(job.signature, Proof())
+        proof = self._open.setdefault(job.signature, Proof(kind))
         self._open.move_to_end(job.signature)
-        sample = Sample(job, split[0], seconds)
-        rows = sum(held.job.size for held in proof.waiting)
-        if rows + job.size <= most and self._held + sample.size <= HELD:
-            proof.waiting.append(sample)
-            self._held += sample.size
+        if split is None:
+            proof.unsplit += 1
+            if proof.unsplit >= AGREEING:
+                self._disprove(job, kind, ProofResult.NOT_SPLIT)
+        else:
+            proof.unsplit = 0
+            proof.since += 1
+            self._wait(proof, Sample(job, split[0], seconds), most)
         self._bound()
-        if not proof.out and len(self._tasks) < SHADOWS and _tells(proof.waiting):
+        tells = _tells(proof.waiting) and (proof.alike < AGREEING or _tells_apart(proof.waiting))
+        due = proof.since >= 2 ** min(proof.unsaid, MOST_UNSAID)
+        if tells and due and not proof.out and len(self._tasks) < SHADOWS:
             samples, proof.waiting = proof.waiting, []
-            proof.out = True
+            proof.out, proof.since = True, 0
             task = asyncio.create_task(self._shadow(proof, kind, samples))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    def _wait(self, proof: Proof, sample: Sample, most: int) -> None:
+        """Let a call wait for the next shadow; what came before it, of this signature or longest ago, makes room."""
+        if sample.job.size > most or sample.size > HELD:
+            return
+        proof.waiting.append(sample)
+        self._held += sample.size
+        while sum(held.job.size for held in proof.waiting) > most:
+            self._held -= proof.waiting.pop(0).size
+        for other in self._open.values():  # the longest unused first; this one is the last
+            if self._held <= HELD:
+                break
+            while other.waiting and self._held > HELD:
+                self._held -= other.waiting.pop(0).size
 
     async def _shadow(self, proof: Proof, kind: Kind, samples: list[Sample]) -> None:
         """Send what was answered singly once more, together and the last call first, and compare."""
@@ -145,10 +185,13 @@ class Proofs:
             proof.out = False
             self._held -= sum(sample.size for sample in samples)
         self._observe(first.route, result)
-        if result is ProofResult.AGREED:
+        proof.unsaid = proof.unsaid + 1 if result is ProofResult.NO_VERDICT else 0
+        if result is ProofResult.AGREED and not _tells_apart(samples):
+            proof.alike += 1
+        elif result is ProofResult.AGREED:
             proof.agreed += 1
-            if proof.agreed >= AGREEING:
-                self._prove(first)
+            if proof.agreed >= AGREEING and kind not in self._disproved:
+                self._prove(first, kind)
         elif result is not ProofResult.NO_VERDICT:
             self._disprove(first, kind, result)
 
@@ -161,7 +204,7 @@ class Proofs:
             return ProofResult.TIMEOUT
         except UpstreamError as error:
             return ProofResult.TIMEOUT if error.failure is Failure.TIMEOUT else ProofResult.NO_VERDICT
-        if status in FOR_EVERYBODY:
+        if status in NO_WORD:
             return ProofResult.NO_VERDICT
         if split is None:
             return ProofResult.NOT_SPLIT if status == 200 else ProofResult.REFUSED
@@ -173,9 +216,9 @@ class Proofs:
         )
         return ProofResult.AGREED if all(alike(*pair) for pair in pairs) else ProofResult.DIFFERED
 
-    def _prove(self, job: Job) -> None:
+    def _prove(self, job: Job, kind: Kind) -> None:
         self._forget(job.signature)
-        self._proved[job.signature] = None
+        self._proved[job.signature] = kind
         self._bound()
         log.info(
             "model %r, route %s: rows agreed in %d shadows, so calls of signature %s are joined",
@@ -186,8 +229,10 @@ class Proofs:
         )
 
     def _disprove(self, job: Job, kind: Kind, why: ProofResult) -> None:
-        self._forget(job.signature)
-        self._proved.pop(job.signature, None)
+        for signature in [signature for signature, proof in self._open.items() if proof.kind == kind]:
+            self._forget(signature)
+        for signature in [signature for signature, of in self._proved.items() if of == kind]:
+            del self._proved[signature]
         self._disproved[kind] = why.value
         self._bound()
         log.warning(
@@ -208,11 +253,8 @@ class Proofs:
 
     def report(self) -> dict[str, object]:
         """What /config shows."""
-        return {
-            "open": len(self._open),
-            "proved": len(self._proved),
-            "disproved": [f"{kind.protocol} {kind.model}: {why}" for kind, why in self._disproved.items()][-32:],
-        }
+        disproved = [f"{kind.protocol} {kind.model or kind.path}: {why}" for kind, why in self._disproved.items()]
+        return {"open": len(self._open), "proved": len(self._proved), "disproved": disproved[-32:]}
 
     @property
     def under_way(self) -> int:
@@ -230,14 +272,19 @@ class Proofs:
         return f"<Proofs {len(self._open)} open, {len(self._proved)} proved, {len(self._disproved)} disproved>"
 
 
-def kind(codec: Codec, plan: Plan, call: Call) -> Kind:
-    """What a disproof of this call's rows holds for."""
-    return Kind(codec.name, plan.model.name, plan.identity, call.shared)
+def kind(codec: Codec, plan: Plan, path: str, call: Call) -> Kind:
+    """What a disproof of this call's rows holds for. path: as the request has it, for not every model has a name."""
+    return Kind(codec.name, plan.model.name, path, plan.identity, blake2b(call.shared, digest_size=16).digest())
 
 
 def _tells(samples: Sequence[Sample]) -> bool:
-    """Would these calls, joined, show anything?"""
+    """Would these calls, joined, show anything at all?"""
     return len(samples) > 1 and len({item for sample in samples for item in sample.job.part.call.items}) > 1
+
+
+def _tells_apart(samples: Sequence[Sample]) -> bool:
+    """Would it show, if these calls were answered with each other's results?"""
+    return len({result for sample in samples for result in sample.results}) > 1
 
 
 _WHY: Final = {

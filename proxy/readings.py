@@ -45,8 +45,8 @@ class Reading(NamedTuple):
 _Bytes: TypeAlias = tuple[str, str, Headers, bytes]  # method, request target, fields, body
 
 REMEMBERED: Final = 1024  # readings of a generation
-REMEMBERED_BYTES: Final = 1024 * 1024  # of heads and bodies of a generation
-LARGEST: Final = 8192  # bytes of head and body; to compare more would cost what it saves
+REMEMBERED_BYTES: Final = 1024 * 1024  # of heads and bodies of a generation, or of what bodies mean where that is more
+LARGEST: Final = 8192  # bytes of these; to compare more would cost what it saves
 
 
 class Readings:
@@ -83,7 +83,9 @@ class Readings:
 
     def keep(self, method: str, target: str, headers: Headers, body: bytes, reading: Reading) -> None:
         """Remember what was understood of these bytes, unless they are many or it may soon be understood otherwise."""
-        size = len(target) + len(body) + sum([len(name) + len(value) for name, value in headers])
+        call = reading.call
+        meaning = len(call.shared) + sum(map(len, call.items))  # of a body that was compressed it may be all there is
+        size = len(target) + max(len(body), meaning) + sum([len(name) + len(value) for name, value in headers])
         if size > LARGEST or reading.trial is not None:
             return
         if len(self._young) >= REMEMBERED or self._bytes + size > REMEMBERED_BYTES:

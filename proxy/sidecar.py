@@ -250,7 +250,7 @@ class Sidecar:
             "upstream": {"target": self.connections.target, "not_ready": self.health.not_ready},
             "backend": self.backend.report(),
             "models": self.models.report(),
-            "routes": {route.id: self._live(route) for route in self.settings.table()},
+            "routes": {name: self._live(route) for name, route in self.parts.items()},
             "row_proofs": self.proofs.report(),
             "unmatched": self.unmatched.report(),
             "process": {
@@ -262,15 +262,11 @@ class Sidecar:
             },
         }
 
-    def _live(self, route: RouteSettings) -> list[str]:
+    def _live(self, route: Route) -> list[str]:
         """The codecs that may take a request of this route now."""
-        if route.mode is Mode.OFF:
+        if route.settings.mode is Mode.OFF:
             return []
-        return [
-            codec.name
-            for codec in codecs(route.protocol, route.json_map)
-            if route.protocol != AUTO or self.backend.speaks(codec)
-        ]
+        return [codec.name for codec in route.codecs if route.trusted or self.backend.speaks(codec)]
 
     def _refused(self, reason: Reason) -> None:
         """A request that was turned down before it had a route counts for the one that takes all."""

@@ -17,7 +17,7 @@ from proxy.caching.policy import TTL_WITHOUT_IDENTITY, CacheMode
 from proxy.config import CannotStart, Settings
 from proxy.config_values import write
 from proxy.protocols.codec import ANY_NUMBER, Codec, Endpoint
-from proxy.protocols.registry import CODECS, codecs
+from proxy.protocols.registry import BY_CONFIGURATION, CODECS, codecs
 from proxy.protocols.v2_metadata import segment
 from proxy.routing import AUTO, Mode, RouteSettings, RowsAre, fits
 from proxy.settings import Seconds
@@ -38,13 +38,17 @@ _UNKNOWN_WEIGHTS: Final = (
     "* nothing that it says would show other weights; with model.revision configured, cache.ttl holds"
 )
 _NO_MODELS: Final = "it lists no models: a route whose match.model names one is shown here"
-_NOTHING: Final = "passes through: nothing here that Forebay knows; routes with `protocol: json_map` can teach it"
+_NOTHING: Final = (
+    f"{' and '.join(codec.protocol for codec in CODECS if codec.path_is_proof)} calls are understood if it has their "
+    "model: a route whose match.model names one shows it",
+    f"all else passes through, until a route's `protocol` says what it is (`{BY_CONFIGURATION}`: any JSON server)",
+)
 
 
 class Survey(NamedTuple):
     """What a backend has said.
 
-    described: in one line. hint: for who sees no row, a line or none.
+    described: in one line. hint: lines for who sees no row.
     speaks: codecs, by name, that may take requests. models: by the codec's name, None where it could not say.
     called: how it calls a codec's `UNNAMED` model.
     """
@@ -96,7 +100,7 @@ async def survey(settings: Settings) -> Survey:
     for name, models_of in found.items():
         if UNNAMED in models_of:  # all its requests are for that one, whatever it is called elsewhere
             found[name] = {UNNAMED: models_of[UNNAMED]}
-    hint = (_NO_MODELS,) if backend.found else (_NOTHING,)
+    hint = (_NO_MODELS,) if backend.found else _NOTHING
     return Survey(
         described=backend.describe() if backend.asked else "the backend cannot say now what it is",
         hint=() if backend.asks_for_credentials or not backend.asked else hint,
@@ -183,7 +187,9 @@ def _of_model(settings: Settings, route: RouteSettings, codec: Codec, name: str,
         if endpoint is not None and _takes(settings, route, spelled, name):
             alike.setdefault(_treatment(settings, route, codec, endpoint, model), []).append(path)
     for treatment, paths in alike.items():
-        if "{model}" in paths[0]:
+        if route.alias:
+            requests = shown(route.match.path)
+        elif "{model}" in paths[0]:
             requests = f"{codec.protocol} at {route.prefix}" if route.prefix else codec.protocol
         else:
             requests = route.prefix + paths[0] + (f" +{len(paths) - 1}" if len(paths) > 1 else "")

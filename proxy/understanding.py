@@ -77,6 +77,13 @@ class Understanding:
         self._largest = largest
         self._metrics = metrics
         self._began = began
+        self._changing = tuple(
+            dict.fromkeys((route.settings.prefix, codec) for route in route_parts.values() for codec in route.codecs)
+        )
+
+    def changes(self, method: str, path: str) -> bool:
+        """May other weights answer when this request has succeeded, as any route's protocols know it?"""
+        return any(codec.changes(method, path.removeprefix(prefix)) for prefix, codec in self._changing)
 
     def visit(self, http: web.BaseRequest, timeline: Timeline) -> Visit:
         """A request whose head is here, on its route."""
@@ -92,7 +99,11 @@ class Understanding:
         """What the caller wants, remembered or read; a `Reason` to let it through as it is."""
         http = visit.http
         reading = self._readings.of(http.method, http.raw_path, http.raw_headers, body.data, self._known)
-        if reading is not None and (not visit.settled or reading.codec is visit.codec):
+        if (
+            reading is not None
+            and (not visit.settled or reading.codec is visit.codec)
+            and self._holds(visit.path, reading)
+        ):
             if not visit.settled:
                 self._move(visit, self._parts[reading.route])
             visit.codec, visit.model = reading.codec, reading.plan.model.name
@@ -103,6 +114,13 @@ class Understanding:
         return Order(
             visit, understood, understood.call, understood.plan, understood.cache, self._host, body, read_anew=True
         )
+
+    def _holds(self, path: str, reading: Reading) -> bool:
+        """Are the rows that it was read by still proved, where they had to be?"""
+        if reading.plan.rows is not Rows.PROVE or not reading.call.joins:
+            return True
+        of = kind(reading.codec, reading.plan, path, reading.call)
+        return self._proofs.state(reading.signature, of) is State.PROVED
 
     def unread(self, visit: Visit) -> None:
         """The body of a request could not be read: no model in it decides about its route."""
@@ -138,6 +156,9 @@ class Understanding:
         if text is None:
             self.unread(visit)
             return Reason.UNPARSED
+        if text is not body.data and not body.hold_more(len(text)):
+            self.unread(visit)
+            return Reason.TOO_LARGE
         message = Message(text, headers)
         codec, endpoint = visit.codec, visit.endpoint
         assert codec is not None, "only what a codec recognises is read"
@@ -149,7 +170,7 @@ class Understanding:
                 codec, endpoint = visit.codec, visit.endpoint
                 if codec is None or endpoint is None:
                     return Reason.UNRECOGNISED
-            visit.model = name
+            visit.model = name if endpoint.model is None else endpoint.model
         if visit.route.settings.mode is Mode.OFF:
             return Reason.OPTED_OUT
         assert visit.model is not None, "a path or a body has named it"
@@ -179,7 +200,8 @@ class Understanding:
             if plan.rows is Rows.PROVE and not isinstance(call, Reason) and wish.batch:
                 by_items = codec.parse(endpoint, message, plan.by_items)
                 if not isinstance(by_items, Reason) and by_items.joins:
-                    state = self._proofs.state(self._signature(visit, scope, by_items), kind(codec, plan, by_items))
+                    of = kind(codec, plan, visit.path, by_items)
+                    state = self._proofs.state(self._signature(visit, scope, by_items), of)
                     if state is State.PROVED:
                         call = by_items
                     elif state is State.OPEN:

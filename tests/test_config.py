@@ -203,7 +203,11 @@ MISTAKES = [
     ("listen: h:1\nadmin: h:1", "2:8: admin: h:1 is taken by `listen`: give each a port of its own"),
     ("listen: 0.0.0.0:9901", "1:1: admin: 127.0.0.1:9901 is taken by `listen`: give each a port of its own"),
     ("listen: localhost:9901", "1:1: admin: 127.0.0.1:9901 is taken by `listen`"),
-    ("listen: 127.0.0.1:8000", "--upstream: http://127.0.0.1:8000 is Forebay itself (`listen`)"),
+    ("listen: 127.0.0.1:8000", "--upstream: http://127.0.0.1:8000 is Forebay itself: write where"),
+    (
+        'upstream: {authorization: "a\\nb"}',
+        "1:27: upstream.authorization: must be one line of printable ASCII, as in `Bearer KEY`",
+    ),
     ("redis: localhost:6379", "1:8: redis: an address without a scheme: write redis://"),
     ("redis: http://localhost", "1:8: redis: 'http' is not a scheme of Redis: write redis://"),
     (
@@ -251,6 +255,22 @@ MISTAKES = [
     (
         "routes: [{id: a, match: {}, protocol: json_map, alias: /b}]",
         "1:39: routes[0].protocol: json_map takes every path of its route: leave out `prefix` and `alias`",
+    ),
+    (
+        "routes: [{id: a, match: {}, protocol: openai, alias: /v1/embedding}]",
+        "1:54: routes[0].alias: openai knows no request to /v1/embedding; did you mean /v1/embeddings?",
+    ),
+    (
+        "routes: [{id: a, match: {}, alias: /v2/models/m/infr}]",
+        "1:36: routes[0].alias: no protocol knows a request to /v2/models/m/infr; did you mean /v2/models/NAME/infer?",
+    ),
+    (
+        "routes: [{id: a, match: {path: /a/*}, prefix: /b}]",
+        "1:47: routes[0].prefix: no path of this route begins with /b: `match.path` is /a/*",
+    ),
+    (
+        "routes: [{id: a, match: {model: m}, protocol: json_map}]",
+        "1:33: routes[0].match.model: fits no request, for those of a json_map name no model: leave it out",
     ),
     (
         "routes: [{id: a, match: {}, json_map: {items: /a, results: /b}}]",
@@ -321,6 +341,21 @@ def test_a_url_that_cannot_be_a_model_server_is_refused(url: str, said: str) -> 
     with pytest.raises(Mistakes) as caught:
         load(None, {}, {"upstream": url})
     assert str(caught.value).startswith(f"--upstream: {said}")
+
+
+@pytest.mark.parametrize("match", ["'*'", "/b*", "/b/c/*", "'*/v2/*'", "/*"])
+def test_a_prefix_may_begin_some_path_of_its_route(tmp_path: Path, match: str) -> None:
+    """A route that may have such a path can say `prefix`, wherever its `*` stand."""
+    (route,) = read(tmp_path, f"upstream: http://u\nroutes: [{{id: a, match: {{path: {match}}}, prefix: /b/c}}]").routes
+    assert route.prefix == "/b/c"
+
+
+def test_what_could_not_be_read_makes_no_second_mistake(tmp_path: Path) -> None:
+    """A pointer that is none counts as written: nobody is told to write it."""
+    text = "routes: [{id: a, match: {}, protocol: json_map, json_map: {items: /a, results: b}}]"
+    assert [line for line in mistakes(tmp_path, text) if "json_map" in line] == [
+        "forebay.yaml:1:80: routes[0].json_map.results: 'b' is no JSON pointer, which begins with /: write '/b'"
+    ]
 
 
 def test_several_targets_are_refused_for_now(tmp_path: Path) -> None:
@@ -662,7 +697,8 @@ def test_the_example_in_the_default_file_works(tmp_path: Path) -> None:
 def test_every_shipped_file_is_without_mistakes(path: Path) -> None:
     """Files under config/ can be used as they are; the container's is told the upstream by its deployment."""
     told = {"FOREBAY_UPSTREAM": config_docs.TARGET} if path.name == "container.yaml" else {}
-    assert load(path, told, {}).upstream.targets == (config_docs.TARGET,)
+    usual = {"tei.yaml": "http://127.0.0.1:3000"}  # where such a server is unless it is told otherwise
+    assert load(path, told, {}).upstream.targets == (usual.get(path.name, config_docs.TARGET),)
 
 
 def test_every_setting_says_what_it_is_for() -> None:

@@ -114,3 +114,10 @@ def test_what_is_large_is_not_remembered() -> None:
     readings.keep("POST", PATH, ((b"X", large),), b"", reading(b""))
     assert repr(readings) == "<Readings 0 young, 0 old>"
     assert readings.of("POST", PATH, FIELDS, large + b"x", current) is None
+
+
+def test_a_small_body_that_means_much_is_not_remembered() -> None:
+    """Of a compressed request it is what it holds that takes memory."""
+    readings = Readings()
+    readings.keep("POST", PATH, FIELDS, b"small", reading(b"x" * LARGEST))
+    assert repr(readings) == "<Readings 0 young, 0 old>"

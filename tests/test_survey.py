@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from pathlib import Path
 
@@ -12,10 +13,14 @@ import pytest
 from proxy.cli import main
 from proxy.protocols.codec import Codec
 from proxy.protocols.registry import CODECS
+from tests.parts.forebay_process import ROOT
 from tests.parts.raw_backend import Peer, RawBackend
 from tests.upstream.answering import Table, answering
 
-KNOWS_NOTHING = "passes through: nothing here that Forebay knows; routes with `protocol: json_map` can teach it"
+KNOWS_NOTHING = [
+    "v2 and v1 calls are understood if it has their model: a route whose match.model names one shows it",
+    "all else passes through, until a route's `protocol` says what it is (`json_map`: any JSON server)",
+]
 UNKNOWN_WEIGHTS = "* nothing that it says would show other weights; with model.revision configured, cache.ttl holds"
 
 
@@ -143,7 +148,7 @@ def test_the_routes_of_a_file_are_applied(tmp_path: Path, capsys: pytest.Capture
         "c      v2                              whole call         never     -      no            single",
         "qwen   /openai/v1/embeddings           rows               up to 32  5      30s           azure",
         "qwen   /openai/v1/chat/completions +1  whole call         never     -      30s           azure",
-        "qwen   /v1/embeddings                  rows               up to 32  5      30s *         short",
+        "qwen   /e                              rows               up to 32  5      30s *         short",
         "any    /score                          rows               up to 32  5      30s *         map",
         "d      v2                              rows, once proved  up to 32  5      30s           default",
         "qwen   /v1/embeddings                  rows               up to 32  5      30s *         default",
@@ -186,7 +191,7 @@ def test_a_backend_of_no_known_protocol_passes_through(capsys: pytest.CaptureFix
     with answering() as table:
         assert checked(capsys, "--upstream", table.backend.url) == [
             f"{table.backend.url}: the backend names no protocol that Forebay knows",
-            KNOWS_NOTHING,
+            *KNOWS_NOTHING,
         ]
 
 
@@ -234,6 +239,17 @@ def test_names_cannot_spoil_the_table(capsys: pytest.CaptureFixture[str]) -> Non
     assert [line.split()[0] for line in lines[2:-1]] == ["x" * 39 + "…"] * 2 + ["'red\\x1b[31m\\n'"] * 2
 
 
+def test_a_model_server_may_have_forebays_own_port(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a file nothing would listen, so a server at 8080, as many are, is asked as any other."""
+    with answering() as table:
+        speak_openai(table, "qwen")
+        monkeypatch.setenv("FOREBAY_LISTEN", table.backend.url.removeprefix("http://"))
+        lines = checked(capsys, "--upstream", table.backend.url)
+    assert lines[0] == f"{table.backend.url}: the backend is vllm (qwen), which speaks openai"
+
+
 def test_a_backend_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     """Nobody listens: one line on stderr that says so, and exit 1."""
     with socket.socket() as taken:  # bound, not listening: nobody answers there
@@ -241,6 +257,34 @@ def test_a_backend_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[s
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         assert main(["check", "--upstream", url]) == 1
     assert capsys.readouterr() == ("", f"forebay: cannot connect to {url}: connection refused\n")
+
+
+def test_the_shipped_files_do_what_they_say(capsys: pytest.CaptureFixture[str]) -> None:
+    """config/vllm.yaml, tei.yaml and fastapi.yaml, each before such a server: what is cut, joined and kept."""
+
+    def rows(name: str) -> list[list[str]]:
+        lines = checked(capsys, str(ROOT / "config" / name), "--upstream", table.backend.url)
+        return [re.split(r" {2,}", line) for line in lines if " up to " in line or "whole call" in line]
+
+    with answering() as table:
+        assert rows("fastapi.yaml") == [
+            ["any", "/predict_batch", "rows, once proved", "up to 32", "1", "1m *", "lists"],
+            ["any", "/predict", "rows, once proved", "up to 32", "1", "1m *", "singles"],
+        ]
+        speak_openai(table, "qwen")
+        assert rows("vllm.yaml") == [
+            ["qwen", "/v1/embeddings", "rows", "up to 64", "4", "1m *"],
+            ["qwen", "/v1/chat/completions +1", "whole call", "never", "-", "1m *"],
+        ]
+    with answering() as table:
+        info = {"model_id": "bge", "model_type": {"reranker": {}}, "max_client_batch_size": 32, "version": "1.7.0"}
+        table["/info"] = (200, json.dumps(info).encode())
+        table["/metrics"] = (200, b"")
+        assert rows("tei.yaml") == [
+            ["bge", "/rerank", "rows, once proved", "up to 32", "2", "1h", "rerank"],
+            ["bge", "/v1/embeddings", "rows", "up to 32", "2", "1m *", "default"],
+            ["bge", "/embed +5", "rows", "up to 32", "2", "1h", "default"],
+        ]
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)

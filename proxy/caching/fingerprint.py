@@ -270,10 +270,15 @@ class Keys:
         return f"<Keys tenant={tenant}, {len(self._young) + len(self._old)} scopes remembered>"
 
 
+_HEAD_LENGTH: Final = b"inference-header-content-length"  # ignored for its value, but without it a body reads otherwise
+
+
 def _nominated(named: Sequence[tuple[bytes, bytes]]) -> list[bytes]:
     """The end-to-end names that `Connection` takes out: the backend sees another request without them."""
     listed = {word.strip() for name, value in named if name == b"connection" for word in value.lower().split(b",")}
-    return sorted(word for word in listed if word and word != b"close" and word not in IGNORED)
+    return sorted(
+        word for word in listed if word and word != b"close" and (word not in IGNORED or word == _HEAD_LENGTH)
+    )
 
 
 def _bytes(value: bytes) -> bytes:

@@ -39,7 +39,7 @@ from proxy.terms import Fingerprint, Reason
 
 __all__ = ["LookUp", "RedisObserver", "RedisStore", "Store"]
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("forebay.redis")
 
 NAMESPACE: Final = b"forebay:1:"
 

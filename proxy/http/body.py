@@ -119,6 +119,13 @@ class Body:
         """One more needs the bytes: another `release` is due."""
         self._holders += 1
 
+    def hold_more(self, size: int) -> bool:
+        """Hold `size` bytes that were made of it as long as its own; False, and nothing more held, without room."""
+        if self._buffered is None or not self._buffered.take(size):
+            return False
+        self._held += size
+        return True
+
     def release(self) -> None:
         """Give back what is held of `limits.buffered`, if nobody else needs it; more often is the same as once."""
         self._holders -= 1

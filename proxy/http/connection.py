@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
-_LOG: Final = logging.getLogger(__name__)
+_LOG: Final = logging.getLogger("forebay.http")
 
 _HEAD_END: Final = b"\r\n\r\n"
 _READ_BUFFER: Final = 64 * 1024

@@ -103,7 +103,7 @@ class TEI(Codec):
         if isinstance(text, Refusal):
             return None
         if first.operation is None:
-            return [[bytes(answer.body)]]
+            return None if "error" in (members(text) or ()) else [[bytes(answer.body)]]
         items = [part.call.items[index] for part in parts for index in part.indexes]
         results = first.operation.results(text, items, bare=first.bare and request_id is None)
         if results is None:

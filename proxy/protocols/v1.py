@@ -101,7 +101,7 @@ class V1(Codec):
         names = _OPERATIONS[endpoint.operation]
         listed = found.pop(names.items, None)
         columns = found.pop(names.columns, None) if names.columns else None
-        rest = spelled({name: canonical(found[name]) for name in sorted(found)})
+        rest = canonical(spelled(found))
         call = functools.partial(V1Call, names=names, rest=rest)
         if columns is not None:
             if listed is not None:

@@ -114,7 +114,7 @@ class Backend:
         """What it is, in one line."""
         if self.asks_for_credentials:
             shown = self._connections.shows_credentials
-            why = "refuses those of upstream.authorization" if shown else "set upstream.authorization"
+            why = "it refuses those of upstream.authorization" if shown else "set upstream.authorization"
             locked = f"the backend asks for credentials: {why}"
         else:
             locked = ""
@@ -154,7 +154,7 @@ class Backend:
         line = self.describe()
         if line != self._said:
             self._said = line
-            log.info("%s", line)
+            log.log(logging.WARNING if self.asks_for_credentials else logging.INFO, "%s", line)
 
     def _reachable(self, reachable: bool) -> None:
         """The backend is gone, or another one may have taken its place."""

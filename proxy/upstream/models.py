@@ -145,10 +145,13 @@ class Models:
                 self._seek(codec, name)
             return record.model
         if (unasked := self._unasked.get((codec, name))) is not None:
+            self._unasked.move_to_end((codec, name))
             return unasked
         if len(name) > LONGEST:
             return None
         unlisted = self._unlisted.get(key)
+        if unlisted is not None:
+            self._unlisted.move_to_end(key)
         if unlisted is None and not codec.questions(name):
             return self._without_asking(codec, name)
         if unlisted is None or self._now() >= unlisted.again:

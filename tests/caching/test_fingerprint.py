@@ -202,6 +202,7 @@ def test_a_header_that_connection_takes_out_does_not_pass_for_one_that_arrives()
     assert taken_out.key != scope(headers=tuple(pair for pair in HEAD["headers"] if pair[0] != b"X-Variant")).key
     assert taken_out == scope(headers=with_fields((b"connection", b"x-variant"), (b"Connection", b"keep-alive")))
     assert scope(headers=with_fields((b"Connection", b"keep-alive, TE, Upgrade"))) == scope()
+    assert scope(headers=with_fields((b"Connection", b"Inference-Header-Content-Length"))).key != scope().key
 
 
 def test_another_proof_key_makes_other_addresses_and_proofs() -> None:

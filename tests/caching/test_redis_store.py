@@ -412,7 +412,7 @@ async def test_a_hung_redis_costs_latency_once(kind: str, caplog: pytest.LogCapt
             assert [type(answer) for answer in await it.get(1)] == [Entry]
             assert it.seen.ups == [True, False, True]
             assert it.pauses.asked[1:3] == [0.25, 0.5]
-        lines = [record.getMessage() for record in caplog.records if record.name.startswith("proxy.caching")]
+        lines = [record.getMessage() for record in caplog.records if record.name == "forebay.redis"]
         where = f"redis: {server.url}"
         assert lines == [
             f"{where} is up",

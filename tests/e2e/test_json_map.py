@@ -49,6 +49,11 @@ HOME = CONFIG.replace("ITEM", "/text").replace("RESULT", "/label").replace("SHAR
 PROVED = HOME.replace("rows: true", "rows: prove").replace(
     "{mode: fixed, max_size: 4, max_delay: 20s}", "{max_size: 4}"
 )
+LISTS = """
+routes:
+  - {id: ranks, match: {path: /ranks}, protocol: json_map, json_map: {items: /inputs, results: /outputs}}
+  - {id: squares, match: {path: /squares}, protocol: json_map, json_map: {items: /inputs, results: /outputs}}
+"""
 OPAQUE = """
 routes:
   - {id: opaque, match: {path: /turned}, protocol: json_map}
@@ -213,7 +218,7 @@ async def test_an_odd_body_is_litserves_to_judge(litserve: LitServe, tmp_path: P
 
 @dataclass
 class Home:
-    """/predict and /predict_batch say the same; /ranks does not: there each row's answer hangs on the others.
+    """/predict and /predict_batch say the same; in /ranks each row's answer hangs on the others, not in /squares.
 
     asked: path and items of every request that was computed, in order. turned: bodies that /turned has seen.
     """
@@ -248,6 +253,13 @@ class Home:
         self.asked.append((request.path, len(numbers)))
         return web.json_response({"outputs": [sum(other <= number for other in numbers) for number in numbers]})
 
+    async def squares(self, request: web.Request) -> web.Response:
+        numbers = (await request.json())["inputs"]
+        self.asked.append((request.path, len(numbers)))
+        if not all(isinstance(number, int) for number in numbers):
+            return web.json_response({"error": "not a number"})
+        return web.json_response({"outputs": [number * number for number in numbers]})
+
     async def turn(self, request: web.Request) -> web.Response:
         body = await request.read()
         self.turned.append(body)
@@ -260,6 +272,7 @@ async def home() -> AsyncIterator[tuple[Home, str]]:
     app.router.add_post("/predict", server.predict)
     app.router.add_post("/predict_batch", server.predict)
     app.router.add_post("/ranks", server.ranks)
+    app.router.add_post("/squares", server.squares)
     app.router.add_post("/turned", server.turn)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
@@ -316,6 +329,41 @@ async def test_rows_that_hang_on_each_other_are_never_joined(home: tuple[Home, s
         again = await both.through("/ranks", bodies[0])
         assert again.cache_status.startswith("Forebay; hit")
         assert again[:3] == said[0][:3]
+
+
+async def prove(both: Both, path: str) -> None:
+    """Two calls of a row each, as often as it takes to prove a path's rows, were they independent."""
+    for _ in range(AGREEING):
+        for number in new(2):
+            await both.through(path, json.dumps({"inputs": [number]}).encode())
+        await both.running.until(lambda: not both.running.sidecar.proofs.under_way)
+
+
+async def test_a_path_whose_rows_hang_on_each_other_says_nothing_of_another(
+    home: tuple[Home, str], tmp_path: Path
+) -> None:
+    """Two routes with maps that read alike are two models: one of them disproves only itself."""
+    _, url = home
+    async with before(url, tmp_path, LISTS) as both:
+        for path in ("/ranks", "/squares"):
+            await prove(both, path)
+        report = both.running.sidecar.proofs.report()
+        assert report == {"open": 0, "proved": 1, "disproved": ["json_map /ranks: differed"]}
+
+
+async def test_an_error_said_with_200_disproves_nothing_by_itself(home: tuple[Home, str], tmp_path: Path) -> None:
+    """One caller's bad call costs the others nothing; a path that answers nothing else is not tried for ever."""
+    server, url = home
+    bad = b'{"inputs": ["bad"]}'
+    async with before(url, tmp_path, LISTS) as both:
+        assert json.loads((await both.through("/squares", bad)).body) == {"error": "not a number"}
+        await prove(both, "/squares")
+        assert both.running.sidecar.proofs.report() == {"open": 0, "proved": 1, "disproved": []}
+        assert 2 in server.counted("/squares")
+    async with before(url, tmp_path, LISTS) as both:
+        for _ in range(AGREEING):
+            await both.through("/squares", bad)
+        assert both.running.sidecar.proofs.report()["disproved"] == ["json_map /squares: not_split"]
 
 
 async def test_a_server_of_which_nothing_is_said_is_cached_to_the_byte(home: tuple[Home, str], tmp_path: Path) -> None:

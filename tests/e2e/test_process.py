@@ -246,7 +246,7 @@ async def test_a_port_in_use_is_one_line(which: str) -> None:
         (["serve", "--listen"], "forebay serve: argument --listen: expected one argument (see forebay serve --help)"),
         (["sevre"], "forebay: argument COMMAND: invalid choice: 'sevre' (choose from "),
         ([], "forebay: the following arguments are required: COMMAND (see forebay --help)"),
-        (["check"], "forebay check: the following arguments are required: FILE (see forebay check --help)"),
+        (["check"], "forebay check: give FILE, --upstream URL or both (see forebay check --help)"),
         (["check", "absent.yaml"], "absent.yaml: there is no such file"),
         (["health", "--admin", "9901"], "--admin: '9901' has no host: write 127.0.0.1:9901"),
     ],

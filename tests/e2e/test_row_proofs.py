@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import itertools
+import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 
 from proxy import proofs
 from tests.parts.forebay import Running, forebay
+from tests.parts.model_backend import model_server
 from tests.parts.rows_backend import MODELS, RowsServer, rows_server
 
 NUMBERS = itertools.count(1)  # no two rows are equal, so nothing is a hit by accident
@@ -130,11 +133,13 @@ async def test_a_model_that_hangs_when_joined_is_given_up(
     assert backend.sizes("hanging") == [1, 1, 2, 1, 1, 1, 1]
 
 
-async def test_a_backend_in_trouble_proves_nothing(running: Running, backend: RowsServer) -> None:
-    """A 503 to a shadow is no word about rows: another one is tried with the next calls."""
-    await running.knows("overloaded", "v1")
-    await ask_in_pairs(running, "overloaded", 3)
-    assert await shadows(running, "no_verdict") == 3
+@pytest.mark.parametrize("model", ["overloaded", "expired"])
+async def test_what_is_no_word_about_rows_proves_nothing(running: Running, backend: RowsServer, model: str) -> None:
+    """After a 503 to a shadow, or a 401, another one is tried, and rarer and rarer: trouble gets no worse by it."""
+    await running.knows(model, "v1")
+    await ask_in_pairs(running, model, 31)
+    assert [at for at, size in enumerate(backend.sizes(model)) if size > 1] == [2, 5, 10, 19, 36]
+    assert await shadows(running, "no_verdict") == 5
     assert running.sidecar.proofs.report() == {"open": 1, "proved": 0, "disproved": []}
 
 
@@ -146,6 +151,50 @@ async def test_equal_rows_prove_nothing(running: Running, backend: RowsServer) -
         await predict(running, "independent", row, **{"Forebay-Cache": "refresh"})
     await settled(running)
     assert backend.sizes("independent") == [1, 1, 1, 1]
+
+
+async def test_equal_results_prove_nothing(running: Running, backend: RowsServer) -> None:
+    """A model that nearly always says the same is joined on no such word: what it says else shows what it does."""
+    for model in ("blind", "alarm"):
+        await running.knows(model, "v1")
+        await ask_in_pairs(running, model, 2 * proofs.AGREEING)
+        assert backend.sizes(model).count(2) == proofs.AGREEING
+    assert running.sidecar.proofs.report() == {"open": 2, "proved": 0, "disproved": []}
+    assert (await predict(running, "alarm", -1))[0] == [True]
+    await settled(running)
+    assert running.sidecar.proofs.report() == {"open": 1, "proved": 0, "disproved": ["v1 alarm: differed"]}
+
+
+@pytest.mark.parametrize("rows", [[0] * 32, [0]], ids=["as many as a batch holds", "equal ones, again and again"])
+async def test_what_waits_for_a_shadow_gives_way(running: Running, rows: list[int]) -> None:
+    """Calls that no shadow can be made of do not keep those that come after them from proving the rows."""
+    await running.knows("independent", "v1")
+    for _ in range(32 // len(rows)):
+        await predict(running, "independent", *rows, **{"Forebay-Cache": "refresh"})
+    await ask_in_pairs(running, "independent", proofs.AGREEING)
+    assert running.sidecar.proofs.report()["proved"] == 1
+
+
+async def test_what_waits_is_bounded_in_bytes_over_all_callers(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The calls that wait longest for company make room, whatever of a call is large: head, body or meaning."""
+    monkeypatch.setattr(proofs, "HELD", 20_000)
+    await running.knows("independent", "v1")
+    url, large = f"{running.url}/v1/models/independent:predict", "x" * 4000
+    for caller in range(12):
+        body = json.dumps({"instances": [caller], "pad": large if caller % 3 == 0 else ""}).encode()
+        fields = {"Authorization": f"{caller}", "X-Pad": large if caller % 3 == 1 else ""}
+        if caller % 3 == 2:
+            body = gzip.compress(json.dumps({"instances": [caller], "pad": large}).encode())
+            fields["Content-Encoding"] = "gzip"
+        async with running.session.post(url, data=body, headers=fields) as answer:
+            assert answer.status == 200
+        jobs = [sample.job for proof in running.sidecar.proofs._open.values() for sample in proof.waiting]
+        heads = [len(b"".join(itertools.chain.from_iterable(job.fields))) for job in jobs]
+        assert 0 < sum(heads) + sum(len(job.body) + len(job.part.call.shared) for job in jobs) <= 20_000
+    await ask_in_pairs(running, "independent", proofs.AGREEING)
+    assert running.sidecar.proofs.report()["proved"] == 1
 
 
 async def test_callers_do_not_wait_for_a_shadow(running: Running, backend: RowsServer) -> None:
@@ -177,6 +226,38 @@ async def test_other_weights_are_proved_anew(running: Running, backend: RowsServ
     await settled(running)
     assert [found for _, found in backend.calls[before:] if len(found) == 1] != []
     assert running.sidecar.proofs.report()["open"] == 1
+
+
+async def test_a_disproof_holds_for_what_was_proved_before(
+    running: Running, backend: RowsServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One caller's shadow that differs ends joining for all, for calls that are remembered byte by byte, too."""
+    await running.knows("independent", "v1")
+    await ask_in_pairs(running, "independent", proofs.AGREEING)
+    row = next(NUMBERS)
+    said = [(await predict(running, "independent", row))[1].split("; ")[1] for _ in range(3)]
+    assert said == ["fwd=miss", "hit", "hit"]
+    monkeypatch.setitem(MODELS, "independent", MODELS["centred"])
+    for _ in range(2):
+        await predict(running, "independent", next(NUMBERS), Authorization="another")
+    await settled(running)
+    assert running.sidecar.proofs.report() == {"open": 0, "proved": 0, "disproved": ["v1 independent: differed"]}
+    answer, status = await predict(running, "independent", row)
+    assert (answer, status.split("; ")[1]) == ([0], "fwd=miss"), "what was answered in company is not used any more"
+
+
+async def test_a_shadow_holds_no_more_rows_than_the_model_takes(tmp_path: Path) -> None:
+    """Where the backend names a limit below `batch.max_size`, a shadow above it would be refused and prove nothing."""
+    config = tmp_path / "forebay.yaml"
+    config.write_text("routes: [{id: tried, match: {path: /v2/*}, rows: prove}]")
+    async with model_server(max_batch_size=2) as backend, forebay(backend.url, config=config) as running:
+        await running.knows("double")
+        for _ in range(proofs.AGREEING):
+            tensors = [{"name": "x", "datatype": "INT64", "shape": [1, 1], "data": [next(NUMBERS)]} for _ in range(6)]
+            await asyncio.gather(*(running.infer("double", {"inputs": [tensor]}) for tensor in tensors))
+            await settled(running)
+        assert running.sidecar.proofs.report() == {"open": 0, "proved": 1, "disproved": []}
+        assert max(backend.batch_sizes) == 2
 
 
 async def test_a_caller_who_wants_no_company_is_in_no_shadow(running: Running, backend: RowsServer) -> None:

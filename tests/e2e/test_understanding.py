@@ -14,6 +14,7 @@ import pytest
 
 from tests.parts.embeddings_backend import EmbeddingsServer, embeddings_server, vector
 from tests.parts.forebay import Running, forebay
+from tests.parts.model_backend import model_server
 
 EMBEDDINGS = "/v1/embeddings"
 
@@ -81,6 +82,28 @@ async def test_a_body_that_is_not_read_has_the_route_of_those_that_name_no_model
         assert await counted(running, "large") == {}
 
 
+async def test_a_body_that_never_came_counts_where_no_model_is_named(backend: EmbeddingsServer, tmp_path: Path) -> None:
+    """Uploads that are refused, or whose clients leave, are not laid to the account of a model that nobody named."""
+    config = tmp_path / "forebay.yaml"
+    config.write_text("limits: {body: 1KiB}\nroutes: [{id: large, match: {model: large}}]")
+    async with forebay(backend.url, config=config) as running:
+        await running.knows("large", "openai_embeddings")
+        url = running.url + EMBEDDINGS
+        async with running.session.post(url, json={"model": "small", "input": "x" * 2048}) as answer:
+            assert answer.status == 413
+        host, _, port = running.sidecar.data_address.rpartition(":")
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n")
+        await running.until(lambda: running.sidecar.metrics.route("large").active.value == 1)
+        writer.transport.abort()
+        await running.until(lambda: running.sidecar.in_flight == 0)
+        scrape = await running.scrape()
+        for route, count in (("default", 1), ("large", 0)):
+            for outcome in ("rejected", "client_gone"):
+                assert scrape.total("forebay_requests_total", route=route, outcome=outcome) == count
+            assert scrape.total("forebay_requests_active", route=route) == 0
+
+
 async def test_a_prefix_and_an_alias_lead_to_a_protocol(backend: EmbeddingsServer, tmp_path: Path) -> None:
     """Gateways' own paths are understood where a route says what they are; the backend gets them as they came."""
     azure = "/openai/deployments/mine/embeddings"
@@ -135,6 +158,18 @@ async def test_joined_bodies_are_not_coded(backend: EmbeddingsServer) -> None:
         vectors = [answer["data"][0]["embedding"] for _, answer, _ in answers]
         assert vectors == [vector(EMBEDDINGS, "small", f"text {at}") for at in range(4)]
         assert [len(body["input"]) for _, body in backend.calls] == [4]
+
+
+async def test_what_a_coded_body_holds_counts_as_held(backend: EmbeddingsServer) -> None:
+    """Small bodies that unpack to much pass through when `limits.buffered` has no room for what is in them."""
+    async with forebay(backend.url, limits__buffered="8KiB") as running:
+        await running.knows("small", "openai_embeddings")
+        for size, expected in ((4000, "Forebay; fwd=miss"), (9000, "Forebay; fwd=bypass; detail=too_large")):
+            body = gzip.compress(json.dumps({"model": "small", "input": "x" * size}).encode())
+            status, _, said = await ask(running, EMBEDDINGS, body, Content_Encoding="gzip")
+            assert status == 200
+            assert said.startswith(expected)
+        assert running.sidecar.pipeline._buffered.held == 0
 
 
 @pytest.mark.parametrize("coding", ["br", "gzip, gzip", "deflate"])
@@ -193,3 +228,34 @@ async def test_what_is_sampled_is_never_kept_unless_the_route_says_so(
         answers = [await ask(running, "/v1/completions", body) for _ in range(2)]
         assert [answer["choices"][0]["text"] for _, answer, _ in answers] == ["3", "3"]
         assert answers[1][2].startswith("Forebay; hit")
+
+
+async def test_a_model_in_the_path_counts_where_the_route_reads_it_so(tmp_path: Path) -> None:
+    """A request that one route would have by its body's model, and the next has by its path, asks for the path's."""
+    config = tmp_path / "forebay.yaml"
+    config.write_text(
+        "routes:\n"
+        "- {id: first, match: {path: /v2/models/double/infer, model: x*}, protocol: openai, alias: /v1/embeddings}\n"
+        "- {id: second, match: {path: /v2/models/double/infer}, protocol: v2}\n"
+    )
+    tensor = {"name": "x", "datatype": "INT64", "shape": [1, 1], "data": [1]}
+    async with model_server() as server, forebay(server.url, config=config) as running:
+        await running.knows("double")
+        said = [(await running.infer("double", {"inputs": [tensor]}))[2]["Cache-Status"] for _ in range(2)]
+        assert [one.split("; ")[1] for one in said] == ["fwd=miss", "hit"]
+        assert (await running.scrape()).total("forebay_requests_total", route="second", model="double") == 2
+
+
+async def test_a_load_through_a_prefix_is_noticed(tmp_path: Path) -> None:
+    """No answer of other weights is used once a load has passed through, by whatever path it came."""
+    config = tmp_path / "forebay.yaml"
+    config.write_text("routes: [{id: behind, match: {path: /triton/*, model: double}, prefix: /triton}]")
+    tensor = {"name": "x", "datatype": "INT64", "shape": [1, 1], "data": [1]}
+    async with model_server() as server, forebay(server.url, config=config) as running:
+        await running.knows("double")
+        for expected in ("fwd=miss", "hit"):
+            said = (await running.infer("double", {"inputs": [tensor]}))[2]["Cache-Status"]
+            assert said.split("; ")[1] == expected
+        async with running.session.post(f"{running.url}/triton/v2/repository/models/double/load") as answer:
+            assert answer.status == 200
+        assert "hit" not in (await running.infer("double", {"inputs": [tensor]}))[2]["Cache-Status"]

@@ -65,6 +65,13 @@ def _holds(value: Any, text: str) -> bool:
     return bool(value == text)
 
 
+def _holds_float(value: Any) -> bool:
+    if isinstance(value, Number):
+        return not value.lexeme.lstrip("-").isdigit()
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(map(_holds_float, inner))
+
+
 def result(*values: Any) -> str:
     """What an item is answered with: JSON of one of several kinds, as a text."""
     digest = _digest(*values)
@@ -87,7 +94,7 @@ def _list(value: Any) -> list[Any]:
 
 
 def _predict(path: str, body: Any) -> str:
-    """V1: `extra` makes the answer hold more than results."""
+    """V1: one float among the instances makes floats of all of them. `extra`: the answer holds more than results."""
     call = _object(body)
     taken, given = ("examples", "results") if path.endswith((":classify", ":regress")) else ("instances", "predictions")
     rest = {name: value for name, value in call.items() if name not in (taken, "inputs")}
@@ -95,7 +102,8 @@ def _predict(path: str, body: Any) -> str:
         raise _Refused
     if "inputs" in call:
         return f'{{"outputs": {result(path, call["inputs"], rest)}}}'
-    each = ", ".join(result(path, one, rest) for one in _list(call[taken]))
+    floats = _holds_float(call[taken])
+    each = ", ".join(result(path, one, floats, rest) for one in _list(call[taken]))
     extra = f', "digest": "{_digest(call[taken]).hex()}"' if "extra" in call else ""
     return f'{{"{given}": [{each}]{extra}}}'
 

@@ -25,12 +25,12 @@ PATIENCE = 60  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request. hit: asked again after a 200 it must be answered from the response cache."""
+    """A request. hit: must it be a hit when it is asked again after a 200? None: it may."""
 
     path: str
     body: bytes
     fields: tuple[tuple[str, str], ...] = tuple(JSON.items())
-    hit: bool = True
+    hit: bool | None = True
 
 
 class Answer(NamedTuple):

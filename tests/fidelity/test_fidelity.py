@@ -21,7 +21,7 @@ from tests.parts.forebay import Running
 from tests.parts.triton import Triton
 from tests.protocols.json_texts import examples
 
-HANDFULS = 80  # of three to seven calls, each asked once directly and twice or more through Forebay
+HANDFULS = 60  # of three to seven calls, each asked once directly and twice or more through Forebay
 TOGETHER = "batch: {mode: fixed, max_delay: 2ms}\n"  # what is asked at once rides together, on a quiet machine too
 
 
@@ -76,8 +76,8 @@ async def compare(stage: Stage, calls: list[Asked], seen: Counter[str]) -> None:
             seen["answers"] += expected.status == 200
             seen["hits"] += answer.cache.startswith("Forebay; hit")
             seen["partly"] += "fwd=partial" in answer.cache
-            if again and healthy and asked.hit:
-                assert answer.cache.startswith("Forebay; hit"), (asked, answer)
+            if again and healthy and asked.hit is not None:
+                assert answer.cache.startswith("Forebay; hit") == asked.hit, (asked, answer)
 
 
 def test_answers_are_the_backends_own(form: Form, stage: Stage) -> None:
@@ -93,7 +93,7 @@ def test_answers_are_the_backends_own(form: Form, stage: Stage) -> None:
 
     scrape = stage.run(stage.running.scrape())
     assert seen["answers"] > HANDFULS, seen
-    assert seen["hits"] > HANDFULS / 2, seen
+    assert seen["hits"] > HANDFULS / 6, seen
     assert (seen["partly"] > 0) == (form.joins and form.partly), seen
     joined = scrape.total("forebay_batch_items_sum") - scrape.total("forebay_batch_items_count")
     assert (joined > HANDFULS / 10) == form.joins, joined

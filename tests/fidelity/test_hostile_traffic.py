@@ -31,12 +31,12 @@ from tests.fidelity.forms import (
 from tests.fidelity.hostile import LARGE, bodies, planted
 from tests.fidelity.lexed import HEAD_LENGTH, read
 from tests.fidelity.speaking import CASE, MODELS, SAY, SAYINGS, Speaking, answer, speaking
-from tests.fidelity.stage import Answer, Asked, Stage, staged
+from tests.fidelity.stage import JSON, Answer, Asked, Stage, staged
 from tests.fidelity.targets import TARGETS, Target
 from tests.parts.forebay import Running
 from tests.protocols.json_texts import examples
 
-EXAMPLES = 40  # a path; about nine requests each
+EXAMPLES = 25  # a path; about nine requests each
 CASES = itertools.count(1)
 ROUTES = V1_ROUTE + RERANK_ROUTE + LIST_ROUTE + SINGLE_ROUTE + OPAQUE_ROUTE
 
@@ -176,6 +176,17 @@ def test_whatever_comes_the_caller_gets_what_it_would_get_direct(scene: Scene) -
     scrape = scene.stage.run(scene.stage.running.scrape())
     assert scrape.total("forebay_decisions_total", reason="codec_error") == 0
     assert scrape.total("forebay_requests_total", outcome="hit") > 3, "nothing was kept, so nothing was tried"
+
+
+@pytest.mark.parametrize("saying", SAYINGS)
+def test_what_the_backend_says_is_passed_on_and_kept_only_if_it_answers(scene: Scene, saying: str) -> None:
+    """Each faulty answer to sound requests, at each path: said as it is, and asked for again the next time."""
+    for target in scene.targets:
+        fields = (*JSON.items(), *((name.decode(), value.decode()) for name, value in target.fields), (SAY, saying))
+        sent = [Asked(target.path, body, fields) for body in target.valid]
+        for one in sent:
+            scene.stage.run(ask(scene, saying, [one]))
+        scene.stage.run(ask(scene, saying, sent))
 
 
 @pytest.mark.parametrize("name", LARGE)

@@ -47,3 +47,12 @@ VALUES: st.SearchStrategy[Any] = st.recursive(
 UNKNOWN = st.dictionaries(st.sampled_from(["user", "x", "ünknown", "a b", "\n"]), VALUES, max_size=2)
 """Members that no protocol knows."""
 SEEDS = st.integers(0, 2**32)
+
+
+@st.composite
+def choices(draw: st.DrawFn, items: int, most: int = 3) -> list[list[int]]:
+    """Which items each call is about: what is drawn, then each of them, then all of them."""
+    place = st.integers(0, items - 1)
+    found = draw(st.lists(st.lists(place, min_size=1, max_size=most), min_size=1, max_size=2))
+    each = [[at] for at in draw(st.permutations(range(items)))]
+    return [*found, *each, *([draw(st.permutations(range(items)))] if most > 1 else [])]

@@ -25,9 +25,11 @@ MODELS: dict[str, Callable[[Rows], Any]] = {
     "reversed": lambda rows: [row * row for row in reversed(rows)],
     "constant": lambda _: ["one", "two", "three"],
     "blind": lambda rows: ["same" for _ in rows],
+    "alarm": lambda rows: [row < 0 for row in reversed(rows)],
     "hanging": lambda rows: [row * row for row in rows],
     "refusing": lambda rows: [row * row for row in rows],
     "overloaded": lambda rows: [row * row for row in rows],
+    "expired": lambda rows: [row * row for row in rows],
 }
 
 
@@ -74,6 +76,8 @@ class RowsServer:
                 return web.json_response({"error": "one at a time"}, status=400)
             if name == "overloaded":
                 return web.json_response({"error": "too much"}, status=503)
+            if name == "expired":
+                return web.json_response({"error": "who are you?"}, status=401)
         return web.json_response({"predictions" if "instances" in body else "outputs": MODELS[name](rows)})
 
 

@@ -267,9 +267,10 @@ async def test_a_backend_that_asks_for_credentials_is_told_of(caplog: pytest.Log
             await connections.aclose()
     assert caplog.messages == [
         "the backend asks for credentials: set upstream.authorization",
-        "the backend asks for credentials: refuses those of upstream.authorization",
+        "the backend asks for credentials: it refuses those of upstream.authorization",
         "the backend is hello 1.0 (m), which speaks info",
     ]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "WARNING", "INFO"]
     assert "right" not in repr(settings)
 
 

@@ -420,6 +420,21 @@ async def test_a_scan_of_random_names_is_bounded() -> None:
             assert models.get(CODEC, "m") is model
 
 
+@pytest.mark.parametrize("codec", [CODEC, SILENT])
+async def test_a_scan_pushes_out_no_name_in_use_that_is_not_listed(codec: Codec) -> None:
+    """A server that answers to names which it does not list, or lists none, keeps what was stored of those in use."""
+    with triton() as table:
+        async with connected(table.backend.url) as connections, asking(connections, Clock()) as (models, _):
+            models.get(codec, "mine")
+            await settled(models)
+            model = models.get(codec, "mine")
+            assert model is not None
+            for number in range(2 * UNLISTED):
+                models.get(codec, f"scan{number}")
+                await settled(models)
+                assert models.get(codec, "mine") is model
+
+
 async def test_models_in_use_are_bounded_and_the_one_unused_for_longest_goes() -> None:
     """A backend with hundreds of models is not asked about all of them for ever."""
     clock = Clock()
