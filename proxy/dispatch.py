@@ -56,12 +56,14 @@ class Job:
 
     body, fields: the caller's, as they came. host: the backend's own.
     timeline: the request's own, on the dispatcher's clock.
+    asked: who knows the model, by name (`protocols/asked.py`).
     singly: it travels as the caller's own bytes and never in company, whatever its part.
     stream: takes over an answer to the caller's own bytes that is too large to be held: what came of it, then the rest.
     """
 
     codec: Codec
     part: Part
+    asked: str
     model: str
     route: str
     target: str
@@ -72,6 +74,11 @@ class Job:
     timeline: Timeline
     stream: Callable[[Answer, Sequence[bytes]], Awaitable[None]]
     singly: bool = False
+
+    @property
+    def lane(self) -> tuple[str, str]:
+        """What its slots are slots of: a model as one codec knows it, or a route where nothing has a name."""
+        return self.asked, self.model or self.route
 
     @property
     def size(self) -> int:
@@ -189,7 +196,7 @@ class Dispatcher:
     ) -> None:
         """room: for answers while they are read.
 
-        answered: told of every success, by codec, model and the moment on `now` at which it was asked for.
+        answered: told of every success: who knows the model, its name, and when on `now` it was asked for.
         """
         self._connections = connections
         self._observe = observe
@@ -237,7 +244,7 @@ class Dispatcher:
                     slot.release(ok=answer.status < 300)
                 await job.stream(answer, pieces)
         if answer.status < 300:
-            self._answered(job.codec.name, job.model, started)
+            self._answered(job.asked, job.model, started)
         if exchange is not None and _splittable(exchange):
             asked = Part(call, tuple(range(len(call.items))))
             split = job.codec.split(Message(exchange.body, exchange.headers), [asked], None)
@@ -296,7 +303,7 @@ class Dispatcher:
             pieces, whole = await self._room.read(answer, parts=len(jobs))
         exchange = Exchange(answer.status, answer.reason, answer.headers, b"".join(pieces))
         if exchange.status < 300:
-            self._answered(first.codec.name, first.model, started)
+            self._answered(first.asked, first.model, started)
         if not whole or not _splittable(exchange):
             return exchange, None
         return exchange, first.codec.split(Message(exchange.body, exchange.headers), parts, request_id)

@@ -146,7 +146,7 @@ class Filler:
         ticket = self._batcher.enqueue(
             job,
             size=job.size,
-            lane=job.model,
+            lane=job.lane,
             signature=job.signature,
             settings=plan.alone if job.singly else plan.batch,
             max_size=plan.by_items.max_batch_size,

@@ -17,6 +17,7 @@ from proxy.dispatch import Job
 from proxy.filling import Plan
 from proxy.http.body import Body
 from proxy.http.reply import Reply, StreamReply
+from proxy.protocols.asked import Asked, asked
 from proxy.protocols.codec import Call, Codec, Endpoint, Part
 from proxy.readings import Reading
 from proxy.routing import RouteSettings
@@ -40,6 +41,10 @@ class Route:
     trusted: bool
     plans: dict[tuple[str, str, str], tuple[Plan, Plan]] = field(default_factory=dict)
     warned: bool = False
+
+    def asked(self, codec: Codec) -> Asked:
+        """Who is asked about the models of this codec's calls here."""
+        return asked(codec, self.settings.prefix)
 
     def recognise(self, method: str, path: str, speaks: Callable[[Codec], bool]) -> tuple[Codec, Endpoint] | None:
         """Which codec knows such a request, and what its path names."""
@@ -99,6 +104,7 @@ class Order:
         return Job(
             codec=self.reading.codec,
             part=Part(call, indexes),
+            asked=visit.route.asked(self.reading.codec).name,
             model=self.plan.model.name,
             route=visit.route.settings.id,
             target=visit.http.raw_path,

@@ -3,9 +3,9 @@
 A model's rows are proved signature by signature. Every caller gets the answer to its own bytes, asked for alone; calls
 that have been answered are sent once more, together, as a *shadow* that no caller waits for, and each row of it is
 compared with what its caller got. `AGREEING` shadows in which every row agrees prove the rows: from then on they are
-items. One that differs, does not split, is refused or hangs proves that they are not, and nothing of that kind is tried
-or joined again while the model is the same. So do `AGREEING` answers to single calls in a row that do not split; fewer
-may be errors that a server says with status 200.
+items. One that differs or does not split proves that they are not, as do two that are refused or hang, and nothing of
+that kind is tried or joined again while the model is the same. So do `AGREEING` answers to single calls in a row that
+do not split; fewer may be errors that a server says with status 200.
 
 Invariants
     No caller waits for a shadow or gets anything of it.
@@ -13,6 +13,7 @@ Invariants
     A shadow in which all results are equal may disprove rows, but proves none: nobody could tell whose is whose.
     At most one shadow of a signature is under way, and `SHADOWS` in all; what waits for one is bounded in bytes, and
     gives way to what comes later, so that nothing that waits in vain ends the proof.
+    Where nothing would show other weights, a proof holds for a minute; then one more shadow that agrees renews it.
     A backend that is in trouble (no connection, 429, 502, 503, 504), or whose refusal speaks of the caller or of the
     moment (`NO_WORD`), proves nothing either way, and gets fewer and fewer shadows: one for 2, 4, 8 … calls.
 
@@ -23,6 +24,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -47,6 +50,7 @@ PATIENCE: Final = 10  # times as long as the calls in it took alone, together
 HELD: Final = 16 * 2**20  # bytes of calls and answers that wait, over all signatures
 NO_WORD: Final = FOR_EVERYBODY | {401, 403, 407, 408, 425}  # statuses that say nothing of rows: credentials expire
 MOST_UNSAID: Final = 10  # after so many shadows without a verdict their share of all requests falls no more
+RENEWED: Final = 60.0  # seconds for which a proof holds where nothing would show other weights
 KEPT: Final = 1024  # signatures, and kinds of calls, of which the state is kept; the longest unused goes first
 
 
@@ -94,6 +98,7 @@ class Proof:
     alike: shadows that agreed, but all of whose results were equal.
     unsaid: shadows without a verdict since the last one with a verdict. since: calls since the last shadow.
     unsplit: answers to single calls, since the last one that split, that did not.
+    strikes: shadows that were refused or not answered in time.
     """
 
     kind: Kind
@@ -102,6 +107,7 @@ class Proof:
     unsaid: int = 0
     since: int = 0
     unsplit: int = 0
+    strikes: int = 0
     waiting: list[Sample] = field(default_factory=list)
     out: bool = False
 
@@ -113,12 +119,18 @@ class Proof:
 class Proofs:
     """Says how far rows are proved and carries the proof on. Usable inside a running loop."""
 
-    def __init__(self, dispatcher: Dispatcher, observe: Callable[[str, ProofResult], None]) -> None:
+    def __init__(
+        self,
+        dispatcher: Dispatcher,
+        observe: Callable[[str, ProofResult], None],
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         """observe: told of each shadow's result, by route."""
         self._dispatcher = dispatcher
         self._observe = observe
+        self._now = now
         self._open: OrderedDict[bytes, Proof] = OrderedDict()
-        self._proved: OrderedDict[bytes, Kind] = OrderedDict()
+        self._proved: OrderedDict[bytes, tuple[Kind, float]] = OrderedDict()  # and until when
         self._disproved: OrderedDict[Kind, str] = OrderedDict()
         self._held = 0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -130,7 +142,8 @@ class Proofs:
             return State.DISPROVED
         if signature in self._proved:
             self._proved.move_to_end(signature)
-            return State.PROVED
+            if self._now() < self._proved[signature][1]:
+                return State.PROVED
         return State.OPEN
 
     def answered(self, job: Job, kind: Kind, exchange: Exchange, seconds: float, *, most: int) -> None:
@@ -138,7 +151,9 @@ class Proofs:
         if self.state(job.signature, kind) is not State.OPEN or exchange.status != 200:
             return
         split = job.codec.split(Message(exchange.body, exchange.headers), [job.part], None)
-        proof = self._open.setdefault(job.signature, Proof(kind))
+        if (proof := self._open.get(job.signature)) is None:
+            renewed = job.signature in self._proved
+            proof = self._open[job.signature] = Proof(kind, agreed=AGREEING - 1 if renewed else 0)
         self._open.move_to_end(job.signature)
         if split is None:
             proof.unsplit += 1
@@ -192,6 +207,8 @@ class Proofs:
             proof.agreed += 1
             if proof.agreed >= AGREEING and kind not in self._disproved:
                 self._prove(first, kind)
+        elif result in _STRIKES and proof.strikes == 0:
+            proof.strikes, proof.unsaid = 1, proof.unsaid + 1
         elif result is not ProofResult.NO_VERDICT:
             self._disprove(first, kind, result)
 
@@ -218,8 +235,11 @@ class Proofs:
 
     def _prove(self, job: Job, kind: Kind) -> None:
         self._forget(job.signature)
-        self._proved[job.signature] = kind
+        known = job.signature in self._proved
+        self._proved[job.signature] = kind, math.inf if kind.identity.known else self._now() + RENEWED
         self._bound()
+        if known:
+            return
         log.info(
             "model %r, route %s: rows agreed in %d shadows, so calls of signature %s are joined",
             job.model,
@@ -231,7 +251,7 @@ class Proofs:
     def _disprove(self, job: Job, kind: Kind, why: ProofResult) -> None:
         for signature in [signature for signature, proof in self._open.items() if proof.kind == kind]:
             self._forget(signature)
-        for signature in [signature for signature, of in self._proved.items() if of == kind]:
+        for signature in [signature for signature, of in self._proved.items() if of[0] == kind]:
             del self._proved[signature]
         self._disproved[kind] = why.value
         self._bound()
@@ -286,6 +306,9 @@ def _tells_apart(samples: Sequence[Sample]) -> bool:
     """Would it show, if these calls were answered with each other's results?"""
     return len({result for sample in samples for result in sample.results}) > 1
 
+
+_STRIKES: Final = (ProofResult.REFUSED, ProofResult.TIMEOUT)
+"""What may have been the moment's fault: twice of a signature it is the rows'."""
 
 _WHY: Final = {
     ProofResult.DIFFERED: "rows were answered otherwise in company than alone",

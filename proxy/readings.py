@@ -65,11 +65,11 @@ class Readings:
         target: str,
         headers: Headers,
         body: bytes,
-        current: Callable[[Codec, str], Model | None],
+        current: Callable[[Reading], Model | None],
     ) -> Reading | None:
         """What was understood of these very bytes with the model as it is now; None if that is not remembered.
 
-        current: what is known now of a codec's model of this name.
+        current: what is known now of the model of a reading.
         """
         if len(body) > LARGEST:
             return None
@@ -77,7 +77,7 @@ class Readings:
         reading = self._young.get(key)
         if reading is None and (reading := self._old.get(key)) is not None:
             self.keep(method, target, headers, body, reading)
-        if reading is None or current(reading.codec, reading.plan.model.name) is not reading.plan.model:
+        if reading is None or current(reading) is not reading.plan.model:
             return None
         return reading
 

@@ -75,7 +75,7 @@ class Sidecar:
         self.metrics.upstream.target(self.connections.target)
         self.health = Health(self.connections)
         self.models = Models(self.connections, self.health)
-        self.backend = Backend(self.connections, self.health, CODECS)
+        self.backend = Backend(self.connections, self.health, CODECS, changed=self.models.changed)
         self.unmatched = Unmatched()
         memory = MemoryStore(min(settings.cache.memory, _quarter_of_the_cgroup()))
         self.redis = (

@@ -16,12 +16,14 @@ from proxy.batching.settings import BatchMode
 from proxy.caching.policy import TTL_WITHOUT_IDENTITY, CacheMode
 from proxy.config import CannotStart, Settings
 from proxy.config_values import write
+from proxy.protocols.asked import asked
 from proxy.protocols.codec import ANY_NUMBER, Codec, Endpoint
 from proxy.protocols.registry import BY_CONFIGURATION, CODECS, codecs
 from proxy.protocols.v2_metadata import segment
-from proxy.routing import AUTO, Mode, RouteSettings, RowsAre, fits
+from proxy.routing import AUTO, Mode, RouteSettings, fits
 from proxy.settings import Seconds
 from proxy.terms import Exchange, Identity, Model, Rows
+from proxy.understanding import rows_of
 from proxy.upstream.backend import Backend, shown
 from proxy.upstream.connections import Connections, UpstreamError
 from proxy.upstream.health import PATH, Health
@@ -32,7 +34,6 @@ UNNAMED: Final = ""
 
 WITHIN: Final = 5.0  # seconds that the backend may take over one question
 
-_SAID: Final = {RowsAre.ITEMS: Rows.ITEMS, RowsAre.PROVE: Rows.PROVE, RowsAre.WHOLE: Rows.WHOLE}
 _ITEMS: Final = {Rows.ITEMS: "rows", Rows.PROVE: "rows, once proved", Rows.WHOLE: "whole call"}
 _UNKNOWN_WEIGHTS: Final = (
     "* nothing that it says would show other weights; with model.revision configured, cache.ttl holds"
@@ -49,7 +50,7 @@ class Survey(NamedTuple):
     """What a backend has said.
 
     described: in one line. hint: lines for who sees no row.
-    speaks: codecs, by name, that may take requests. models: by the codec's name, None where it could not say.
+    speaks: codecs, by name, that may take requests. models: by the name of who asked, None where it could not say.
     called: how it calls a codec's `UNNAMED` model.
     """
 
@@ -89,14 +90,14 @@ async def survey(settings: Settings) -> Survey:
         await backend.poll()
         models = Models(connections, health)
         wanted = await _wanted(settings, backend, connections)
-        learnt = await models.learn(wanted)
+        learnt = await models.learn([(asked(codec, prefix), name) for codec, prefix, name in wanted])
         await models.aclose()
     finally:
         await connections.aclose()
     found: dict[str, dict[str, Model | None]] = {}
-    for (codec, name), model in zip(wanted, learnt, strict=True):
+    for (codec, prefix, name), model in zip(wanted, learnt, strict=True):
         if model is None or model.listed or (name == UNNAMED and not backend.speaks(codec)):
-            found.setdefault(codec.name, {})[name] = model
+            found.setdefault(asked(codec, prefix).name, {})[name] = model
     for name, models_of in found.items():
         if UNNAMED in models_of:  # all its requests are for that one, whatever it is called elsewhere
             found[name] = {UNNAMED: models_of[UNNAMED]}
@@ -110,8 +111,8 @@ async def survey(settings: Settings) -> Survey:
     )
 
 
-async def _wanted(settings: Settings, backend: Backend, connections: Connections) -> list[tuple[Codec, str]]:
-    """The models to ask about: those that are listed, and those that a route names.
+async def _wanted(settings: Settings, backend: Backend, connections: Connections) -> list[tuple[Codec, str, str]]:
+    """The models to ask about, and behind which prefix: those that are listed, and those that a route names.
 
     A protocol that lists none is asked about what others list: one server may speak both.
     """
@@ -127,9 +128,10 @@ async def _wanted(settings: Settings, backend: Backend, connections: Connections
                     listed[codec.name] += codec.listed(answer)
     of_others = [name for codec in CODECS if codec.path_is_proof for name in listed.get(codec.name, ())]
     return [
-        (codec, name)
+        (codec, prefix, name)
         for codec in CODECS
         if backend.speaks(codec) or codec.protocol in trusted
+        for prefix in dict.fromkeys(route.prefix for route in table)
         for name in dict.fromkeys([*listed.get(codec.name, of_others), *named, *_unnamed(codec)])
     ]
 
@@ -171,15 +173,16 @@ def _rows(settings: Settings, said: Survey) -> Iterator[Row]:
             if codec not in CODECS:  # made of the route's own settings: it asks nothing and takes what the route gets
                 yield from _by_map(settings, route, codec)
         taking = [codec for codec in own if route.protocol != AUTO or codec.name in said.speaks]
-        for name in dict.fromkeys(name for codec in taking for name in said.models.get(codec.name, ())):
+        listed = {codec: said.models.get(asked(codec, route.prefix).name, {}) for codec in taking}
+        for name in dict.fromkeys(name for models in listed.values() for name in models):
             for codec in taking:
-                if name in said.models.get(codec.name, ()):
+                if name in listed[codec]:
                     yield from _of_model(settings, route, codec, name, said)
 
 
 def _of_model(settings: Settings, route: RouteSettings, codec: Codec, name: str, said: Survey) -> Iterator[Row]:
     """A model's requests on a route, those that are treated alike in one row."""
-    model = said.models[codec.name][name]
+    model = said.models[asked(codec, route.prefix).name][name]
     alike: dict[Treatment, list[str]] = {}
     for path in codec.paths:
         spelled = path.format(model=segment(name))
@@ -222,10 +225,8 @@ def _treatment(
         return Treatment("pass through", "-", "-", "-")
     if model is None:
         return Treatment("cannot be asked now", "-", "-", "-")
-    rows = codec.rows_of(endpoint, model) if route.rows is RowsAre.AUTO else _SAID[route.rows]
+    rows = rows_of(route, codec, endpoint, model)
     batched = route.batch.mode is not BatchMode.OFF
-    if rows is Rows.PROVE and not batched:
-        rows = Rows.WHOLE
     never = type(codec).join is Codec.join
     joins = batched and rows is not Rows.WHOLE and not never
     kept = "no"

@@ -27,6 +27,7 @@ from proxy.http.body import Body
 from proxy.http.coding import undone
 from proxy.orders import Order, Route, Visit
 from proxy.proofs import Proofs, State, kind
+from proxy.protocols.asked import Asked
 from proxy.protocols.codec import Call, Codec, Endpoint, Message
 from proxy.readings import Reading, Readings
 from proxy.routing import Mode, Named, Routes, RouteSettings, RowsAre, Unread
@@ -54,7 +55,7 @@ class Understanding:
         *,
         routes: Routes,
         route_parts: Mapping[str, Route],
-        known: Callable[[Codec, str], Model | None],
+        known: Callable[[Asked, str], Model | None],
         speaks: Callable[[Codec], bool],
         readings: Readings,
         proofs: Proofs,
@@ -98,7 +99,7 @@ class Understanding:
     def order(self, visit: Visit, body: Body) -> Order | Reason:
         """What the caller wants, remembered or read; a `Reason` to let it through as it is."""
         http = visit.http
-        reading = self._readings.of(http.method, http.raw_path, http.raw_headers, body.data, self._known)
+        reading = self._readings.of(http.method, http.raw_path, http.raw_headers, body.data, self._current)
         if (
             reading is not None
             and (not visit.settled or reading.codec is visit.codec)
@@ -114,6 +115,9 @@ class Understanding:
         return Order(
             visit, understood, understood.call, understood.plan, understood.cache, self._host, body, read_anew=True
         )
+
+    def _current(self, reading: Reading) -> Model | None:
+        return self._known(self._parts[reading.route].asked(reading.codec), reading.plan.model.name)
 
     def _holds(self, path: str, reading: Reading) -> bool:
         """Are the rows that it was read by still proved, where they had to be?"""
@@ -174,7 +178,7 @@ class Understanding:
         if visit.route.settings.mode is Mode.OFF:
             return Reason.OPTED_OUT
         assert visit.model is not None, "a path or a body has named it"
-        model = self._known(codec, visit.model)
+        model = self._known(visit.route.asked(codec), visit.model)
         if model is None:
             return Reason.MODEL_UNKNOWN
         return self._read(visit, codec, endpoint, message, model)
@@ -243,7 +247,6 @@ class Understanding:
         elif not identity.generation:
             identity = identity._replace(generation=self._began)
         alone = replace(settings.batch, max_size=1, preferred_sizes=())
-        rows = codec.rows_of(endpoint, model) if settings.rows is RowsAre.AUTO else _SAID[settings.rows]
         most = min(model.max_batch_size or MOST_ITEMS, MOST_ITEMS)
         plan = Plan(
             cache=settings.cache,
@@ -253,7 +256,7 @@ class Understanding:
             model=model,
             identity=identity,
             slots=self._slots or model.instances,
-            rows=rows,
+            rows=rows_of(settings, codec, endpoint, model),
             by_items=replace(model, rows=Rows.ITEMS, max_batch_size=most),
             entire=replace(model, rows=Rows.WHOLE),
         )
@@ -269,14 +272,18 @@ class Understanding:
         if model.listed:
             self._metrics.models.listed(model.name)
             self._metrics.slots(self._target, model.name, plan.slots)
-        if settings.batch.mode is BatchMode.OFF:
-            if plan.rows is Rows.PROVE:  # nothing may ride together, not even to see whether it could
-                plan = replace(plan, rows=Rows.WHOLE)
-            return plan, plan
-        return plan, replace(plan, batch=alone)
+        return plan, plan if settings.batch.mode is BatchMode.OFF else replace(plan, batch=alone)
 
     def __repr__(self) -> str:
         return f"<Understanding {self._routes!r}, {self._readings!r}, {self._proofs!r}>"
+
+
+def rows_of(settings: RouteSettings, codec: Codec, endpoint: Endpoint, model: Model) -> Rows:
+    """Whether the items of a route's calls are independent, by its own word or else the backend's or protocol's."""
+    rows = codec.rows_of(endpoint, model) if settings.rows is RowsAre.AUTO else _SAID[settings.rows]
+    if rows is Rows.PROVE and settings.batch.mode is BatchMode.OFF:
+        return Rows.WHOLE  # nothing may ride together, not even to see whether it could
+    return rows
 
 
 def _form(call: Call) -> bytes:

@@ -136,6 +136,7 @@ def test_the_routes_of_a_file_are_applied(tmp_path: Path, capsys: pytest.Capture
         speak_v2(table, "a1", "b", "c", "d")
         table["/v2/models/b/config"] = (200, b'{"max_batch_size": 0}')
         speak_openai(table, "qwen")
+        table["/openai/v1/models"] = table["/v1/models"]
         lines = checked(capsys, str(file), "--upstream", table.backend.url)
     assert lines[0] == f"{file}: ok"
     assert lines[2] == f"  upstream  {table.backend.url}"

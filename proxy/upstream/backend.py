@@ -52,11 +52,14 @@ class Backend:
         health: Health,
         codecs: Sequence[Codec],
         *,
+        changed: Callable[[], None] = lambda: None,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
     ) -> None:
+        """changed: told when it turns out to be another one than it was."""
         self._connections = connections
         self._health = health
         self._codecs = tuple(codec for codec in codecs if codec.probes)
+        self._changed = changed
         self._sleep = sleep
         self.asked = not self._codecs
         self.found: Mapping[str, Found] = {}
@@ -149,6 +152,8 @@ class Backend:
             found.pop(codec.name, None)
             if (one := codec.found(said)) is not None:
                 found[codec.name] = one
+        if self.asked and _said(found) != _said(self.found):
+            self._changed()
         self.found, self.asked = found, True
         self.asks_for_credentials = any(answer.status in _LOCKED for answer in answers.values())
         line = self.describe()
@@ -186,6 +191,11 @@ def shown(name: str) -> str:
     """A name that the backend gave, as a log or a terminal may show it."""
     text = name if name.isprintable() else ascii(name)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def _said(found: Mapping[str, Found]) -> dict[str, tuple[str, frozenset[str]]]:
+    """What was found, in no order: a list of models has none that anybody promises."""
+    return {name: (one.server, frozenset(one.models)) for name, one in found.items()}
 
 
 def _named(found: Found) -> str:

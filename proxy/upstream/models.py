@@ -32,7 +32,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from proxy.protocols.codec import ANY_NUMBER, Codec, Facts
+from proxy.protocols.asked import Asked
+from proxy.protocols.codec import ANY_NUMBER, Facts
 from proxy.terms import Exchange, Identity, Model, Rows
 from proxy.upstream.connections import Connections
 from proxy.upstream.errors import UpstreamError
@@ -68,7 +69,7 @@ class _Record:
     since: when `facts` came, on `now`. served: calls begun after that, and answered.
     """
 
-    codec: Codec
+    codec: Asked
     facts: Facts | None = None
     model: Model | None = None
     since: float = math.inf
@@ -124,7 +125,7 @@ class Models:
         self._records: OrderedDict[Key, _Record] = OrderedDict()  # the least recently used first
         self._unlisted: OrderedDict[Key, _Unlisted] = OrderedDict()
         # Of codecs that ask nothing, of which several may have one name; all have one generation.
-        self._unasked: OrderedDict[tuple[Codec, str], Model] = OrderedDict()
+        self._unasked: OrderedDict[tuple[Asked, str], Model] = OrderedDict()
         self._unasked_generation = 0.0
         self._asking: set[Key] = set()
         self._paused_until = -math.inf
@@ -135,7 +136,7 @@ class Models:
         self._tasks: set[asyncio.Task[object]] = set()  # questions beside the polls
         health.watch(self._reachable)
 
-    def get(self, codec: Codec, name: str) -> Model | None:
+    def get(self, codec: Asked, name: str) -> Model | None:
         """What is known of a model; None where it has to be asked first, which begins now."""
         key = (codec.name, name)
         record = self._records.get(key)
@@ -158,11 +159,11 @@ class Models:
             self._seek(codec, name)
         return unlisted and unlisted.model
 
-    async def learn(self, wanted: Iterable[tuple[Codec, str]]) -> list[Model | None]:
+    async def learn(self, wanted: Iterable[tuple[Asked, str]]) -> list[Model | None]:
         """What the backend says now of each; None where it cannot say. For who can wait."""
         few, asked = asyncio.Semaphore(_POLLS), _Round(self._question)
 
-        async def one(codec: Codec, name: str) -> Model | None:
+        async def one(codec: Asked, name: str) -> Model | None:
             async with few:
                 key = (codec.name, name)
                 if key in self._asking or not codec.questions(name):
@@ -223,7 +224,7 @@ class Models:
             except Exception:  # a fault of ours must not end the polls: no reload would be seen any more
                 log.exception("the models could not be asked")
 
-    def _without_asking(self, codec: Codec, name: str) -> Model:
+    def _without_asking(self, codec: Asked, name: str) -> Model:
         facts = (codec.facts(name, ()) or _NOTHING)._replace(listed=False)
         model = _model(name, facts, self._unasked_generation)
         self._unasked[codec, name] = model
@@ -231,14 +232,14 @@ class Models:
             self._unasked.popitem(last=False)
         return model
 
-    def _seek(self, codec: Codec, name: str) -> None:
+    def _seek(self, codec: Asked, name: str) -> None:
         """Begin to ask about a name that a caller used, unless enough is being asked already."""
         key = (codec.name, name)
         if key not in self._asking and len(self._asking) < _ASKING and self._now() >= self._paused_until:
             self._asking.add(key)
             self._spawn(self._ask(codec, name, _Round(self._question)))
 
-    async def _ask(self, codec: Codec, name: str, asked: _Round) -> Model | None:
+    async def _ask(self, codec: Asked, name: str, asked: _Round) -> Model | None:
         """Ask about one model; it is in `_asking` until that is over. None if there was no answer to be had."""
         key = (codec.name, name)
         in_use = key in self._records
@@ -254,7 +255,7 @@ class Models:
         facts, served = found
         return self._learnt(codec, name, facts, served) if facts.listed else self._refused(key, facts)
 
-    async def _answers(self, codec: Codec, name: str, asked: _Round) -> tuple[Facts, int]:
+    async def _answers(self, codec: Asked, name: str, asked: _Round) -> tuple[Facts, int]:
         """What the questions find out, asked again if a reason to doubt came up meanwhile."""
         while True:
             doubts = self._doubts
@@ -267,7 +268,7 @@ class Models:
                 if doubts == self._doubts:
                     return found
 
-    async def _questions(self, codec: Codec, name: str, asked: _Round) -> tuple[Facts, int]:
+    async def _questions(self, codec: Asked, name: str, asked: _Round) -> tuple[Facts, int]:
         """The facts, and how many calls were served before they were asked for. Raises UpstreamError, _NoNews."""
         record = self._records.get((codec.name, name)) or _Record(codec)
         before, served = record.facts, record.served
@@ -277,7 +278,7 @@ class Models:
             facts = await self._facts(codec, name, _Round(self._question))
         return facts, served
 
-    async def _facts(self, codec: Codec, name: str, asked: _Round) -> Facts:
+    async def _facts(self, codec: Asked, name: str, asked: _Round) -> Facts:
         """What the codec makes of the answers. A model that the first one does not list is asked about no further."""
         doubts, paths = self._doubts, codec.questions(name)
         answers: list[Exchange | None] = [None] * len(paths)
@@ -297,7 +298,7 @@ class Models:
             return None
         raise _NoNews
 
-    def _learnt(self, codec: Codec, name: str, facts: Facts, served: int) -> Model:
+    def _learnt(self, codec: Asked, name: str, facts: Facts, served: int) -> Model:
         key = (codec.name, name)
         new = self._is_new(key)
         self._unlisted.pop(key, None)

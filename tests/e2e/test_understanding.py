@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from tests.parts.embeddings_backend import EmbeddingsServer, embeddings_server, vector
 from tests.parts.forebay import Running, forebay
@@ -259,3 +260,51 @@ async def test_a_load_through_a_prefix_is_noticed(tmp_path: Path) -> None:
         async with running.session.post(f"{running.url}/triton/v2/repository/models/double/load") as answer:
             assert answer.status == 200
         assert "hit" not in (await running.infer("double", {"inputs": [tensor]}))[2]["Cache-Status"]
+
+
+async def test_a_model_behind_a_prefix_is_asked_about_there(tmp_path: Path) -> None:
+    """Two servers behind one gateway have models of one name: what one says is not believed of the other."""
+    config = tmp_path / "forebay.yaml"
+    config.write_text("routes: [{id: other, match: {path: /other/*}, prefix: /other}]")
+    sizes: list[tuple[str, int]] = []
+
+    async def handle(request: web.BaseRequest) -> web.StreamResponse:
+        prefix, _, path = request.path.rpartition("/v2/")
+        if request.method == "POST":
+            call = json.loads(await request.read())
+            (tensor,) = call["inputs"]
+            sizes.append((prefix, len(tensor["data"])))
+            mean = sum(tensor["data"]) / len(tensor["data"]) if prefix else 0
+            output = tensor | {"name": "y", "data": [value - mean for value in tensor["data"]]}
+            return web.json_response({"model_name": "m", "model_version": "1", "outputs": [output]} | _id(call))
+        said: dict[str, Any] = {
+            "models/m": {"name": "m", "versions": ["1"]},
+            "models/m/config": {"max_batch_size": 0 if prefix else 8, "input": [{"name": "x", "dims": [1]}]},
+        }
+        return web.json_response(said.get(path, {}), status=200 if path in said else 404)
+
+    runner = web.ServerRunner(web.Server(handle), shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        async with forebay(f"http://127.0.0.1:{runner.addresses[0][1]}", config=config) as running:
+
+            async def infer(prefix: str, value: float) -> float:
+                tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [value]}
+                url = f"{running.url}{prefix}/v2/models/m/infer"
+                async with running.session.post(url, json={"inputs": [tensor]}) as answer:
+                    (found,) = (await answer.json())["outputs"][0]["data"]
+                    return float(found)
+
+            await running.knows("m")
+            await infer("/other", 0.5)
+            await running.until(lambda: "v2 behind /other" in {one["codec"] for one in running.sidecar.models.report()})
+            assert await asyncio.gather(*(infer("/other", float(at)) for at in range(8))) == [0.0] * 8
+            assert await asyncio.gather(*(infer("", float(at)) for at in range(8))) == [float(at) for at in range(8)]
+    finally:
+        await runner.cleanup()
+    assert {size for prefix, size in sizes if prefix} == {1}
+
+
+def _id(call: dict[str, Any]) -> dict[str, str]:
+    return {"id": call["id"]} if "id" in call else {}

@@ -89,6 +89,21 @@ async def test_a_backend_is_asked_at_once_what_it_is(caplog: pytest.LogCaptureFi
             }
 
 
+async def test_another_backend_in_place_is_told() -> None:
+    """Who must know that other weights may answer is told when a finding changes, and only then."""
+    told = []
+    with answering() as table:
+        async with connected(table.backend.url) as connections:
+            backend = Backend(connections, Health(connections), [INFO], changed=lambda: told.append(backend.describe()))
+            for models in (["a", "b"], ["a", "b"], ["b", "a"], ["b", "c"], ["b", "c"]):
+                table["/info"] = (200, json.dumps({"protocol": "info", "kind": "hello", "models": models}).encode())
+                await backend.poll()
+            assert told == ["the backend is hello (b, a), which speaks info"]
+            del table["/info"]
+            await backend.poll()
+            assert len(told) == 2
+
+
 async def test_each_path_is_asked_once_a_poll() -> None:
     """Protocols that look at the same path cost the backend one question in ten seconds, not one each."""
     clock = Clock()
