@@ -23,7 +23,6 @@ its old value again; and the route's configured revision (`Identity.revision` st
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 import time
@@ -36,6 +35,7 @@ from proxy.protocols.asked import Asked
 from proxy.protocols.codec import ANY_NUMBER, Facts
 from proxy.terms import Exchange, Identity, Model, Rows
 from proxy.upstream.connections import Connections
+from proxy.upstream.doubts import misses_calls, reason_to_doubt
 from proxy.upstream.errors import UpstreamError
 from proxy.upstream.health import Health
 
@@ -273,7 +273,7 @@ class Models:
         record = self._records.get((codec.name, name)) or _Record(codec)
         before, served = record.facts, record.served
         facts = await self._facts(codec, name, asked)
-        if before is not None and _misses_calls(facts, before, served):
+        if before is not None and misses_calls(facts, before, served):
             await self._sleep(COUNTS_WITHIN)
             facts = await self._facts(codec, name, _Round(self._question))
         return facts, served
@@ -306,7 +306,7 @@ class Models:
         before, record.facts = record.facts, facts
         record.since, record.served = self._now(), 0
         if before is not None and record.model is not None:
-            if (why := _doubts(facts, before, served)) is None:
+            if (why := reason_to_doubt(facts, before, served)) is None:
                 return record.model
             log.info("model %r: %s, its cached answers are not used any more", name, why)
         record.model = _model(name, facts, 0.0 if new else self._next_generation())
@@ -319,7 +319,7 @@ class Models:
         new = self._is_new(key)
         self._records.pop(key, None)
         before = self._unlisted.pop(key, None)
-        if before is not None and _doubts(facts, before.facts, 0) is None:
+        if before is not None and reason_to_doubt(facts, before.facts, 0) is None:
             model = before.model
         else:
             model = _model(key[1], facts, 0.0 if new else self._next_generation())
@@ -375,40 +375,3 @@ def _model(name: str, facts: Facts, generation: float) -> Model:
     known = bool(facts.versions) or facts.counters is not None
     identity = Identity(facts.versions, generation, "", known)
     return Model(name, facts.rows, facts.max_batch_size, facts.instances, identity, facts.listed)
-
-
-def _doubts(facts: Facts, before: Facts, served: int) -> str | None:
-    """Why other weights may answer now than `before`; None if nothing says so.
-
-    served: calls that Forebay knows to have been begun and answered between the one and the other.
-    """
-    if facts.versions != before.versions:
-        return "its versions changed"
-    if facts[:3] != before[:3] or not _same(facts.state, before.state):
-        return "its config changed"
-    counters = facts.counters or {}
-    if any(counters.get(name, -1) < count for name, count in (before.counters or {}).items()):
-        return "its counters started again"
-    if _misses_calls(facts, before, served):
-        return "it counts fewer calls than it has answered"
-    return None
-
-
-def _misses_calls(facts: Facts, before: Facts, served: int) -> bool:
-    """Were calls since `before` answered that its counters do not show?
-
-    Else a reload would be hidden from a poll by as few calls as the model had answered before the last one.
-    """
-    return facts.answered is not None and before.answered is not None and facts.answered < before.answered + served
-
-
-def _same(one: bytes | None, other: bytes | None) -> bool:
-    """Do two states say the same? The order of keys is no one's promise."""
-    if one == other:
-        return True
-    if one is None or other is None:
-        return False
-    try:
-        return bool(json.loads(one) == json.loads(other))
-    except (ValueError, RecursionError):
-        return False
