@@ -104,7 +104,7 @@ class Order:
         return Job(
             codec=self.reading.codec,
             part=Part(call, indexes),
-            asked=visit.route.asked(self.reading.codec).name,
+            asked=self.reading.asked.name,
             model=self.plan.model.name,
             route=visit.route.settings.id,
             target=visit.http.raw_path,

@@ -20,6 +20,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 from proxy.caching.policy import CacheUse
 from proxy.filling import Plan
+from proxy.protocols.asked import Asked
 from proxy.protocols.codec import Call, Codec
 from proxy.terms import Fingerprint, Headers, Model
 
@@ -27,13 +28,14 @@ from proxy.terms import Fingerprint, Headers, Model
 class Reading(NamedTuple):
     """A call that is understood.
 
-    route: the id of its route. signature: of what it may ride with.
+    route: the id of its route. asked: who knows its model. signature: of what it may ride with.
     cache: what becomes of it; fingerprints: of its items, () where that is `off`.
     trial: the same call read item by item, where its model's rows are still being proved; such a reading is not kept.
     """
 
     route: str
     codec: Codec
+    asked: Asked
     call: Call
     plan: Plan
     signature: bytes
@@ -65,11 +67,11 @@ class Readings:
         target: str,
         headers: Headers,
         body: bytes,
-        current: Callable[[Reading], Model | None],
+        current: Callable[[Asked, str], Model | None],
     ) -> Reading | None:
         """What was understood of these very bytes with the model as it is now; None if that is not remembered.
 
-        current: what is known now of the model of a reading.
+        current: what is known now of a model of this name.
         """
         if len(body) > LARGEST:
             return None
@@ -77,7 +79,7 @@ class Readings:
         reading = self._young.get(key)
         if reading is None and (reading := self._old.get(key)) is not None:
             self.keep(method, target, headers, body, reading)
-        if reading is None or current(reading) is not reading.plan.model:
+        if reading is None or current(reading.asked, reading.plan.model.name) is not reading.plan.model:
             return None
         return reading
 

@@ -68,6 +68,8 @@ class Understanding:
     ) -> None:
         self._routes = routes
         self._parts = route_parts
+        self._default = route_parts[routes.default]
+        self._default_alone = len(route_parts) == 1  # as it mostly is, and every request comes by here
         self._known = known
         self._speaks = speaks
         self._readings = readings
@@ -89,8 +91,13 @@ class Understanding:
     def visit(self, http: web.BaseRequest, timeline: Timeline) -> Visit:
         """A request whose head is here, on its route."""
         path, _, query = http.raw_path.partition("?")
-        visit = Visit(http, path, query, timeline, self._parts[self._routes.default])
+        visit = Visit(http, path, query, timeline, self._default)
         try:
+            if self._default_alone:
+                if (found := self._default.recognise(http.method, path, self._speaks)) is not None:
+                    visit.codec, visit.endpoint = found
+                    visit.model = visit.endpoint.model
+                return visit
             self._settle(visit, Unread.UNREAD)
         except Exception:  # it passes through, on the route of whatever fits no other
             log.exception("not recognised by a fault of Forebay's own")
@@ -99,11 +106,11 @@ class Understanding:
     def order(self, visit: Visit, body: Body) -> Order | Reason:
         """What the caller wants, remembered or read; a `Reason` to let it through as it is."""
         http = visit.http
-        reading = self._readings.of(http.method, http.raw_path, http.raw_headers, body.data, self._current)
+        reading = self._readings.of(http.method, http.raw_path, http.raw_headers, body.data, self._known)
         if (
             reading is not None
             and (not visit.settled or reading.codec is visit.codec)
-            and self._holds(visit.path, reading)
+            and (reading.plan.rows is not Rows.PROVE or self._holds(visit.path, reading))
         ):
             if not visit.settled:
                 self._move(visit, self._parts[reading.route])
@@ -116,12 +123,9 @@ class Understanding:
             visit, understood, understood.call, understood.plan, understood.cache, self._host, body, read_anew=True
         )
 
-    def _current(self, reading: Reading) -> Model | None:
-        return self._known(self._parts[reading.route].asked(reading.codec), reading.plan.model.name)
-
     def _holds(self, path: str, reading: Reading) -> bool:
-        """Are the rows that it was read by still proved, where they had to be?"""
-        if reading.plan.rows is not Rows.PROVE or not reading.call.joins:
+        """Are the rows that it was read by still proved?"""
+        if not reading.call.joins:
             return True
         of = kind(reading.codec, reading.plan, path, reading.call)
         return self._proofs.state(reading.signature, of) is State.PROVED
@@ -184,7 +188,7 @@ class Understanding:
         return self._read(visit, codec, endpoint, message, model)
 
     def _read(self, visit: Visit, codec: Codec, endpoint: Endpoint, message: Message, model: Model) -> Reading | Reason:
-        settings = visit.route.settings
+        settings, asked = visit.route.settings, visit.route.asked(codec)
         wish = directives(message.fields)
         plan = self._plan(visit.route, codec, endpoint, model)[0 if wish.batch else 1]
         scope = visit.route.keys.scope(
@@ -220,9 +224,9 @@ class Understanding:
             return Reason.OPTED_OUT
         signature = self._signature(visit, scope, trial or call)
         if not cached:
-            return Reading(settings.id, codec, call, plan, signature, CacheUse.OFF, (), trial)
+            return Reading(settings.id, codec, asked, call, plan, signature, CacheUse.OFF, (), trial)
         fingerprints = visit.route.keys.fingerprints(scope, _form(call) + call.shared, call.items)
-        return Reading(settings.id, codec, call, plan, signature, wish.cache, fingerprints, trial)
+        return Reading(settings.id, codec, asked, call, plan, signature, wish.cache, fingerprints, trial)
 
     @staticmethod
     def _signature(visit: Visit, scope: Scope, call: Call) -> bytes:

@@ -10,6 +10,7 @@ from proxy.batching.settings import BatchSettings
 from proxy.caching.fingerprint import Tenant
 from proxy.caching.policy import CacheSettings, CacheUse
 from proxy.filling import Plan
+from proxy.protocols.asked import Asked
 from proxy.protocols.codec import Call
 from proxy.protocols.registry import CODECS
 from proxy.readings import LARGEST, REMEMBERED, REMEMBERED_BYTES, Reading, Readings
@@ -34,12 +35,12 @@ def reading(body: bytes = b"body", model: Model = MODEL, trial: Call | None = No
         entire=model,
     )
     call = Call(shared=b"", items=(body,), joins=True)
-    return Reading("default", CODECS[0], call, plan, b"", CacheUse.ON, (), trial)
+    return Reading("default", CODECS[0], CODECS[0], call, plan, b"", CacheUse.ON, (), trial)
 
 
-def current(asked: Reading) -> Model:
-    """What is known now of a reading's model, as long as nothing changes."""
-    assert (asked.codec, asked.plan.model.name) == (CODECS[0], "m")
+def current(asked: Asked, name: str) -> Model:
+    """What is known now of a model, as long as nothing changes."""
+    assert (asked, name) == (CODECS[0], "m")
     return MODEL
 
 
@@ -73,7 +74,7 @@ def test_a_model_that_may_have_changed_is_read_with_anew() -> None:
     """After a reload nothing is answered by what was understood of the model before, equal as it may look."""
     readings = Readings()
     readings.keep("POST", PATH, FIELDS, b"body", reading())
-    assert readings.of("POST", PATH, FIELDS, b"body", lambda asked: replace(current(asked))) is None
+    assert readings.of("POST", PATH, FIELDS, b"body", lambda asked, name: replace(current(asked, name))) is None
     assert readings.of("POST", PATH, FIELDS, b"body", lambda *_: None) is None
 
 
