@@ -36,7 +36,6 @@ from proxy.terms import Exchange, Model, Reason, Rows
 
 _PATH: Final = re.compile(r"/[!-~]*")
 _NOT_IN_A_PATH: Final = re.compile(r"[?#%*]")
-_REASONS: Final = {Refusal.MALFORMED: Reason.UNPARSED, Refusal.DUPLICATE_KEY: Reason.DUPLICATE_KEY}
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +148,7 @@ class JsonMap(Codec):
             return JsonMapCall(shared=tagged([self._map]), items=(message.body,), joins=False)
         text = document(message.body)
         if isinstance(text, Refusal):
-            return _REASONS[text]
+            return text.reason
         body = canonical(text)
         if _streams(body):
             return Reason.STREAMED

@@ -62,7 +62,7 @@ class OpenAIEmbeddings(OpenAI):
     def parse(self, endpoint: Endpoint, message: Message, model: Model) -> Call | Reason:
         text = document(message.body)
         if isinstance(text, Refusal):
-            return Reason.DUPLICATE_KEY if text is Refusal.DUPLICATE_KEY else Reason.UNPARSED
+            return text.reason
         body = members(text)
         if body is None or (given := body.pop("input", None)) is None or (found := _items(given)) is None:
             return Reason.UNPARSED

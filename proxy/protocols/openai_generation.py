@@ -129,7 +129,7 @@ class OpenAIGeneration(OpenAI):
             return Reason.STREAMED
         text = document(message.body)
         if isinstance(text, Refusal):
-            return Reason.DUPLICATE_KEY if text is Refusal.DUPLICATE_KEY else Reason.UNPARSED
+            return text.reason
         item = canonical(text)
         body = members(item)
         if body is None or not _is_understood(body, endpoint.operation):

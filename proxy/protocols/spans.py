@@ -24,6 +24,8 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
+from proxy.terms import Reason
+
 DEPTH: Final = 64
 TOKENS: Final = 8192  # about 4 ms of the event loop
 HOLE: Final = b"\x00"
@@ -53,6 +55,11 @@ class Refusal(Enum):
 
     MALFORMED = "malformed"  # not JSON, or too deep or long to read here
     DUPLICATE_KEY = "duplicate_key"
+
+    @property
+    def reason(self) -> Reason:
+        """What becomes of a request whose body is refused so."""
+        return Reason.DUPLICATE_KEY if self is Refusal.DUPLICATE_KEY else Reason.UNPARSED
 
 
 class Hole(NamedTuple):

@@ -69,7 +69,7 @@ class TEI(Codec):
     def parse(self, endpoint: Endpoint, message: Message, model: Model) -> Call | Reason:
         text = document(message.body)
         if isinstance(text, Refusal):
-            return Reason.DUPLICATE_KEY if text is Refusal.DUPLICATE_KEY else Reason.UNPARSED
+            return text.reason
         rest = members(text)
         if rest is None:
             return Reason.UNPARSED

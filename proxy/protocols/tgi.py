@@ -100,7 +100,7 @@ class TGI(Codec):
             return Reason.STREAMED
         text = document(message.body)
         if isinstance(text, Refusal):
-            return Reason.DUPLICATE_KEY if text is Refusal.DUPLICATE_KEY else Reason.UNPARSED
+            return text.reason
         item = canonical(text)
         body = members(item)
         if body is None or (prompt := text_of(body.get("inputs"))) is None:

@@ -23,7 +23,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
-from urllib.parse import unquote_to_bytes
 
 import msgspec
 
@@ -31,7 +30,7 @@ from proxy.protocols import json_values
 from proxy.protocols.codec import ANY_NUMBER, Call, Codec, Endpoint, Facts, Found, Joined, Message, Part
 from proxy.protocols.json_values import canonical, document, elements, members, spelled, tagged
 from proxy.protocols.spans import Refusal
-from proxy.protocols.v2_metadata import segment
+from proxy.protocols.v2_metadata import named, segment
 from proxy.terms import Exchange, Model, Reason, Rows
 
 _PATH: Final = re.compile(r"/v1/models/([^/?#]+)(?:/(versions|labels)/([^/?#]+))?:(predict|classify|regress)")
@@ -92,7 +91,7 @@ class V1(Codec):
     def parse(self, endpoint: Endpoint, message: Message, model: Model) -> Call | Reason:
         text = document(message.body)
         if isinstance(text, Refusal):
-            return Reason.DUPLICATE_KEY if text is Refusal.DUPLICATE_KEY else Reason.UNPARSED
+            return text.reason
         found = members(_compact(text))
         if found is None:
             return Reason.UNPARSED
@@ -213,22 +212,12 @@ def _endpoint(path: str) -> Endpoint | None:
     found = _PATH.fullmatch(path)
     if found is None:
         return None
-    model, version = _name(found[1]), _name(found[3] or "1")
-    if model is None or version is None:
+    model, version = named(found[1]), named(found[3] or "1")
+    if model is None or version is None or "/" in model + version:
         return None
     if found[2] == "labels":
         model += _LABEL + version  # asked about on its own: it may point to another version any moment
     return Endpoint(model, f"{found[2]}/{version}" if found[2] else None, found[4])
-
-
-def _name(text: str) -> str | None:
-    """The name that a path segment spells, if it spells it in the one way that we take."""
-    try:
-        name = unquote_to_bytes(text).decode()
-    except UnicodeDecodeError:
-        return None
-    plain = name.isprintable() and "/" not in name and name not in (".", "..")
-    return name if plain and segment(name) == text else None
 
 
 def _compact(text: bytes) -> bytes:

@@ -18,7 +18,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import unquote_to_bytes
 
 import msgspec
 
@@ -28,7 +27,7 @@ from proxy.protocols.json_values import tagged
 from proxy.protocols.spans import is_utf8
 from proxy.protocols.v2_binary import untagged, with_head
 from proxy.protocols.v2_columns import columns_of, cut_body
-from proxy.protocols.v2_metadata import segment
+from proxy.protocols.v2_metadata import named
 from proxy.protocols.v2_request import BINARY, DATA, NESTED, PARAMETERS, ROWS, RequestFrame, Tensor, request_frame
 from proxy.protocols.v2_results import alike, merged, opened, results_of
 from proxy.protocols.v2_tensors import array, rows
@@ -167,17 +166,8 @@ def _endpoint(path: str) -> Endpoint | None:
     found = _PATH.fullmatch(path)
     if found is None:
         return None
-    model, version = _name(found[1]), _name(found[2] or "1")
+    model, version = named(found[1]), named(found[2] or "1")
     return Endpoint(model, version if found[2] else None) if model is not None and version is not None else None
-
-
-def _name(spelled: str) -> str | None:
-    """The name that a path segment spells, if it spells it in the one way that we take."""
-    try:
-        name = unquote_to_bytes(spelled).decode()
-    except UnicodeDecodeError:
-        return None
-    return name if name.isprintable() and name not in (".", "..") and segment(name) == spelled else None
 
 
 def _items(columns: list[list[bytes]], frame: RequestFrame) -> tuple[bytes, ...]:

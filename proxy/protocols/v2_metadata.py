@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote_to_bytes
 
 import msgspec
 
@@ -29,6 +29,15 @@ UNDECLARED: Final = (Rows.PROVE, ANY_NUMBER, 1)
 def segment(name: str) -> str:
     """A model's or version's name as one path segment, in the only spelling that Forebay uses or recognises."""
     return quote(name, safe=_IN_A_SEGMENT)
+
+
+def named(text: str) -> str | None:
+    """The name that a path segment spells, if it spells it in that one way."""
+    try:
+        name = unquote_to_bytes(text).decode()
+    except UnicodeDecodeError:
+        return None
+    return name if name.isprintable() and name not in (".", "..") and segment(name) == text else None
 
 
 def metadata_path(model: str) -> str:

@@ -80,8 +80,8 @@ def request_frame(text: bytes) -> RequestFrame | Reason:
 
 def _read(text: bytes) -> RequestFrame | Reason:
     body = read(text)
-    if body is Refusal.DUPLICATE_KEY:
-        return Reason.DUPLICATE_KEY
+    if isinstance(body, Refusal):
+        return body.reason
     if not isinstance(body, dict):
         return Reason.UNPARSED
     inputs, parameters = body.pop("inputs", None), body.pop("parameters", {})

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from proxy.protocols.codec import Call
+from proxy.understanding import _form
 from tests.parts.embeddings_backend import EmbeddingsServer, embeddings_server, vector
 from tests.parts.forebay import Running, forebay
 from tests.parts.model_backend import model_server
@@ -198,6 +200,12 @@ async def test_a_backend_that_does_not_say_so_speaks_nothing(backend: Embeddings
     async with embeddings_server(lists=False) as silent, forebay(silent.url, config=config) as running:
         await running.knows("small", "openai_embeddings")
         assert [(await embed(running, "text")).split("; ")[1] for _ in range(2)] == ["fwd=miss", "hit"]
+
+
+def test_a_whole_call_is_never_an_item() -> None:
+    """Whatever a codec makes of a body, what is kept of the whole is not read as one of its items, or the reverse."""
+    whole, item = (Call(shared=b"same", items=(b"same",), joins=joins) for joins in (False, True))
+    assert _form(whole) != _form(item)
 
 
 async def test_a_call_of_very_many_items_goes_through(backend: EmbeddingsServer) -> None:

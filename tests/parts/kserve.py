@@ -12,23 +12,18 @@ Looks for a virtual environment with `kserve` in $FOREBAY_SERVERS_VENV, else in 
 
 from __future__ import annotations
 
-import contextlib
-import functools
-import http.client
-import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 from tests.parts import kserve_models
-from tests.parts.availability import missing
+from tests.parts.server_process import Answer, die_with_us, free_port, python_with, request
 
 ROOT = Path(__file__).parents[2]
 START_WITHIN: Final = 60.0  # seconds
@@ -36,18 +31,10 @@ JSON: Final = {"Content-Type": "application/json"}
 """Without it KServe hands V1 models bytes, and takes no V2 in JSON."""
 
 
-class Answer(NamedTuple):
-    """What KServe answered; header names in lower case."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-
 class KServe:
     def __init__(self) -> None:
         self.host = "127.0.0.1"
-        self.port = _free_port()
+        self.port = free_port()
         self._folder = Path()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -56,7 +43,7 @@ class KServe:
         return f"http://{self.host}:{self.port}"
 
     def __enter__(self) -> Self:
-        python = _python()
+        python = python_with("kserve", "KServe")
         self._folder = Path(tempfile.mkdtemp(prefix="forebay-kserve-"))
         try:
             self._start(python)
@@ -70,7 +57,7 @@ class KServe:
         with (self._folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
                 # -P: beside the script lies this file, which is not the package of that name.
-                [*_die_with_us(), python, "-P", kserve_models.__file__, str(self.port)],
+                [*die_with_us(), python, "-P", kserve_models.__file__, str(self.port)],
                 cwd=self._folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -95,11 +82,7 @@ class KServe:
 
     def request(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] = JSON) -> Answer:
         """One request on a connection of its own."""
-        with contextlib.closing(http.client.HTTPConnection(self.host, self.port, timeout=30)) as connection:
-            connection.request(method, path, body, dict(headers))
-            response = connection.getresponse()
-            fields = {name.lower(): value for name, value in response.getheaders()}
-            return Answer(response.status, fields, response.read())
+        return request((self.host, self.port), method, path, body, headers)
 
     def log(self) -> str:
         return (self._folder / "log").read_text(errors="replace")
@@ -109,22 +92,3 @@ class KServe:
             return self.request("GET", "/v2/health/ready").status == 200
         except OSError:
             return False
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-def _die_with_us() -> list[str]:
-    """The start of a command that the kernel ends when the tests are killed."""
-    setpriv = shutil.which("setpriv")
-    return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
-
-
-@functools.cache
-def _python() -> str:
-    venv = Path(os.environ.get("FOREBAY_SERVERS_VENV") or ROOT / ".venv-servers")
-    if not list(venv.glob("lib/python3.*/site-packages/kserve/__init__.py")):
-        missing("KServe", f"no kserve in {venv}; FOREBAY_SERVERS_VENV names another place")
-    return str(venv / "bin" / "python")

@@ -18,21 +18,18 @@ Looks for a virtual environment with `litserve` in $FOREBAY_SERVERS_VENV, else i
 from __future__ import annotations
 
 import contextlib
-import functools
-import http.client
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
-from tests.parts.availability import missing
+from tests.parts.server_process import Answer, free_port, python_with, request
 
 ROOT = Path(__file__).parents[2]
 START_WITHIN: Final = 60.0  # seconds
@@ -101,18 +98,10 @@ if __name__ == "__main__":
 '''
 
 
-class Answer(NamedTuple):
-    """What LitServe answered; header names in lower case."""
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
-
-
 class LitServe:
     def __init__(self) -> None:
         self.host = "127.0.0.1"
-        self.port = _free_port()
+        self.port = free_port()
         self._folder = Path()
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -121,7 +110,7 @@ class LitServe:
         return f"http://{self.host}:{self.port}"
 
     def __enter__(self) -> Self:
-        python = _python()
+        python = python_with("litserve", "LitServe")
         self._folder = Path(tempfile.mkdtemp(prefix="forebay-litserve-"))
         try:
             self._start(python)
@@ -166,11 +155,7 @@ class LitServe:
 
     def request(self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] = JSON) -> Answer:
         """One request on a connection of its own."""
-        with contextlib.closing(http.client.HTTPConnection(self.host, self.port, timeout=30)) as connection:
-            connection.request(method, path, body, dict(headers))
-            response = connection.getresponse()
-            fields = {name.lower(): value for name, value in response.getheaders()}
-            return Answer(response.status, fields, response.read())
+        return request((self.host, self.port), method, path, body, headers)
 
     def counted(self, path: str) -> list[int]:
         """How many items each computed request to a path held, in order."""
@@ -185,16 +170,3 @@ class LitServe:
             return self.request("GET", "/health").status == 200
         except OSError:
             return False
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-@functools.cache
-def _python() -> str:
-    venv = Path(os.environ.get("FOREBAY_SERVERS_VENV") or ROOT / ".venv-servers")
-    if not list(venv.glob("lib/python3.*/site-packages/litserve/__init__.py")):
-        missing("LitServe", f"no litserve in {venv}; FOREBAY_SERVERS_VENV names another place")
-    return str(venv / "bin" / "python")

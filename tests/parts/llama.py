@@ -17,9 +17,7 @@ Looks for a virtual environment with `xllamacpp` in $FOREBAY_SERVERS_VENV, else 
 
 from __future__ import annotations
 
-import functools
 import math
-import os
 import random
 import shutil
 import string
@@ -31,7 +29,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from tests.parts.availability import missing
+from tests.parts.server_process import python_with
 
 ROOT = Path(__file__).parents[2]
 MODEL: Final = "tiny"
@@ -74,7 +72,7 @@ class Llama:
         self.url = ""
 
     def __enter__(self) -> Self:
-        python = _python()
+        python = python_with("xllamacpp", "llama.cpp")
         self._folder = Path(tempfile.mkdtemp(prefix="forebay-llama-"))
         try:
             self._start(python)
@@ -120,14 +118,6 @@ class Llama:
 
     def log(self) -> str:
         return (self._folder / "log").read_text(errors="replace")
-
-
-@functools.cache
-def _python() -> str:
-    venv = Path(os.environ.get("FOREBAY_SERVERS_VENV") or ROOT / ".venv-servers")
-    if not list(venv.glob("lib/python3.*/site-packages/xllamacpp/__init__.py")):
-        missing("llama.cpp", f"no xllamacpp in {venv}; FOREBAY_SERVERS_VENV names another place")
-    return str(venv / "bin" / "python")
 
 
 _LAYER: Final = 2 * WIDTH  # numbers inside the feed-forward layer

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -21,6 +20,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from tests.parts.availability import missing
+from tests.parts.server_process import free_port
 
 _POLL = 0.05  # seconds between questions to the other process
 _STARTS = 3  # a port that was free may be taken by somebody else before Prometheus binds it
@@ -74,7 +74,7 @@ async def prometheus(directory: Path, metrics_urls: Sequence[str]) -> AsyncItera
     config.write_text(json.dumps({"global": every, "scrape_configs": jobs}))  # JSON is YAML
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
         for attempt in range(_STARTS):
-            address = f"127.0.0.1:{_free_port()}"
+            address = f"127.0.0.1:{free_port()}"
             process = await asyncio.create_subprocess_exec(
                 program,
                 f"--config.file={config}",
@@ -127,9 +127,3 @@ def _program(name: str) -> str:
     if path is None:
         missing(f"Debian's prometheus ({name})", "apt-get install prometheus")
     return path
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

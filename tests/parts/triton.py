@@ -21,7 +21,6 @@ import http.client
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -33,6 +32,7 @@ from typing import NamedTuple, Self
 
 from tests.parts import triton_model
 from tests.parts.availability import missing
+from tests.parts.server_process import die_with_us, free_port
 
 ROOT = Path(__file__).parents[2]
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
@@ -133,7 +133,7 @@ class Triton:
         self._options = options
         self._process: subprocess.Popen[bytes] | None = None
         self.host = "127.0.0.1"
-        self.port = _free_port()
+        self.port = free_port()
         self._folder = Path()
 
     @property
@@ -175,7 +175,7 @@ class Triton:
         assert self._process is None
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                _die_with_us() + self._command(),
+                die_with_us() + self._command(),
                 env=os.environ | _environment(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -301,17 +301,6 @@ def living(group: int) -> list[int]:
             if int(its_group) == group and state not in "ZX":
                 found.append(int(stat.parent.name))
     return found
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return int(server.getsockname()[1])
-
-
-def _die_with_us() -> list[str]:
-    """The start of a command that the kernel ends when the tests are killed."""
-    setpriv = shutil.which("setpriv")
-    return [setpriv, "--pdeathsig", "KILL", "--"] if setpriv else []
 
 
 @functools.cache
